@@ -1,0 +1,19 @@
+# The extension module echo._core and its generated type stubs.
+
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+if(NOT nanobind_ROOT AND NOT nanobind_DIR)
+  execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
+                  OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE)
+endif()
+find_package(nanobind CONFIG REQUIRED)
+
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/bindings/*.cpp")
+nanobind_add_module(_core NB_STATIC NB_SUPPRESS_WARNINGS ${sources})
+target_include_directories(_core PRIVATE "${PROJECT_SOURCE_DIR}/python")
+target_link_libraries(_core PRIVATE echo::echo echo_options)
+# In the package: echo/_core*.so, echo/lib/libecho.so.
+set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
+
+# Imports the extension, which works without a GPU: nothing touches CUDA at import.
+nanobind_add_stub(echo_stub MODULE _core PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core
+                  OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/_core.pyi")
