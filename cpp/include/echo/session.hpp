@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "echo/export.hpp"
+
+namespace echo {
+
+namespace detail {
+struct SessionState;
+}
+
+/// One request's context: its tokens' rows on the host, their index keys, and what is remembered for
+/// prediction. A handle; copies name the same session. Made by Runtime::open_session.
+class ECHO_API Session {
+ public:
+  Session() = default;
+
+  /// Unique over the life of the runtime.
+  std::int64_t id() const;
+  /// Tokens in the context so far.
+  std::int64_t length() const;
+  /// Most tokens it can hold: prompt and output.
+  std::int64_t capacity() const;
+  bool closed() const;
+  /// Token position -> host row is blocks()[p / 64] * 64 + p % 64.
+  const std::vector<std::int32_t>& blocks() const;
+  /// Gives back all host rows and GPU slots. Idempotent.
+  void close();
+
+ private:
+  friend class Runtime;
+  friend class RuntimeImpl;
+  explicit Session(std::shared_ptr<detail::SessionState> state) : state_(std::move(state)) {}
+  std::shared_ptr<detail::SessionState> state_;
+};
+
+}  // namespace echo

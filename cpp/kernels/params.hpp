@@ -1,0 +1,130 @@
+#pragma once
+// What the runtime hands to a backend for each verb: plain structs of pointers and sizes (device memory unless
+// said otherwise), passed by value to kernels. One struct per verb.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cache_manager/layer_view.hpp"
+#include "echo/array.hpp"
+#include "echo/model_shape.hpp"
+
+namespace echo {
+
+/// The control block of a pass, as it lies on the device. Pointers stay the same from pass to pass, so a captured
+/// graph reads the new contents.
+struct StepView {
+  const std::int32_t* tick;         ///< [1] tick of the pass's first row block; block b uses tick + b
+  const std::int32_t* tokens;       ///< [rows]
+  const std::int32_t* positions;    ///< [rows] position of the row's token, kNone = padding row
+  const std::int32_t* session;      ///< [rows] index of the row's session in per-session state, kNone = padding
+  const std::int32_t* block_table;  ///< [batch, table_stride] host blocks of each batch entry
+  std::int32_t rows;                ///< batch x query_rows, padding included
+  std::int32_t query_rows;          ///< row r belongs to batch entry r / query_rows
+  std::int32_t table_stride;
+};
+
+/// Rows [first, first + count) of the pass, worked on with tick `*step.tick + tick_offset`.
+struct BlockView {
+  std::int32_t first;
+  std::int32_t count;
+  std::int32_t tick_offset;
+};
+
+/// Sizes of the model that kernels need.
+struct ShapeView {
+  std::int32_t index_heads;
+  std::int32_t index_dim;
+  std::int32_t query_heads;
+  std::int32_t latent_dim;
+  std::int32_t rope_dim;
+  std::int32_t top_k;
+  RowFormat row_format;
+  IndexKeyFormat index_key_format;
+};
+
+/// append: for each row that is no padding, encodes kv and writes it to its host row and, with to_slots, to a slot
+/// (allocated, stamped with *step.tick, mapped; an already mapped row keeps its slot); encodes index_key into its
+/// place in the index cache. kv_dtype u8 means rows are encoded already. index_key may be null.
+struct AppendParams {
+  LayerView layer;
+  StepView step;
+  ShapeView shape;
+  const void* kv;  ///< [rows, latent + rope] f32/bf16, or [rows, row_bytes] u8
+  DType kv_dtype;
+  const void* index_key;  ///< [rows, index_dim] f32/bf16, or null
+  DType index_key_dtype;
+  bool to_slots;
+};
+
+/// score: scores[i, s] for rows i of the block and positions s in [0, positions[row]]; what lies behind is
+/// left undefined. Padding rows get nothing.
+struct ScoreParams {
+  LayerView layer;
+  StepView step;
+  BlockView block;
+  ShapeView shape;
+  const void* index_q;  ///< [rows, index_heads, index_dim] f32/bf16, of the whole pass
+  DType index_q_dtype;
+  const float* index_weights;  ///< [rows, index_heads], of the whole pass
+  float* scores;               ///< [block.count, score_stride]
+  std::int64_t score_stride;
+};
+
+/// select: the exact top_k positions of each row of the block, ascending, then kNone; padding rows all kNone.
+/// kth_score[row] = the top_k-th score, left alone where the row has fewer than top_k tokens.
+struct SelectParams {
+  StepView step;
+  BlockView block;
+  ShapeView shape;
+  const float* scores;  ///< [block.count, score_stride]
+  std::int64_t score_stride;
+  std::int32_t* selection;  ///< [rows, top_k], of the whole pass
+  float* kth_score;         ///< [rows], of the whole pass
+};
+
+/// recall: slots[i, j] = slot of selection[i, j] after making it resident, kNone where the selection is kNone.
+/// Every selected row is protected (stamped) before any slot is taken; a host row is fetched once however often it
+/// is selected.
+struct RecallParams {
+  LayerView layer;
+  StepView step;
+  BlockView block;
+  ShapeView shape;
+  const std::int32_t* selection;  ///< [block.count, top_k]
+  std::int32_t* slots;            ///< [block.count, top_k]
+};
+
+/// attend: out[row, h, :] = softmax over the block's slots (kNone skipped, unread); 0 where there are none.
+struct AttendParams {
+  LayerView layer;
+  BlockView block;
+  ShapeView shape;
+  const void* q;  ///< [rows, query_heads, latent + rope] f32/bf16, of the whole pass
+  DType q_dtype;
+  float scale;
+  const std::int32_t* slots;  ///< [block.count, top_k]
+  void* out;                  ///< [rows, query_heads, latent] f32/bf16, of the whole pass
+  DType out_dtype;
+  std::int32_t splits;  ///< parts of the selection that are reduced apart, then combined in order
+};
+
+/// commit: folds the k-th scores of a pass into the thresholds, rows in order:
+/// threshold[session, layer] = alpha * threshold + (1 - alpha) * kth, or kth where the threshold is NaN; NaN k-th
+/// scores are skipped. Leaves every kth_score NaN.
+struct CommitParams {
+  StepView step;
+  std::int32_t layers;
+  float* kth_score;  ///< [layers, kth_stride]
+  std::int64_t kth_stride;
+  float* thresholds;  ///< [max_sessions, layers]
+  float alpha;
+};
+
+/// Consecutive host rows.
+struct RowRun {
+  std::int32_t first;
+  std::int32_t count;
+};
+
+}  // namespace echo

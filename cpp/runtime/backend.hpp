@@ -1,0 +1,73 @@
+#pragma once
+// What a backend is: memory, copies, the verbs, and capture. The runtime orders verbs and owns lifetimes; a backend
+// executes them, in the order of the calls. Which backends exist is decided by which are linked (backends.hpp).
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "kernels/params.hpp"
+#include "runtime/memory.hpp"
+
+namespace echo {
+
+/// The largest passes a runtime will run: what a backend's working memory is sized for.
+struct ScratchSizes {
+  ShapeView shape;
+  std::int32_t layers;
+  std::int32_t rows;        ///< of a pass
+  std::int32_t block_rows;  ///< of one row block
+  std::int32_t slots;       ///< of one layer's pool
+  std::int32_t splits;      ///< of attention
+};
+
+class Backend {
+ public:
+  Backend() = default;
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  /// "cpu", "cuda:0".
+  virtual const std::string& device() const = 0;
+  /// The host pool's memory: readable by kernels.
+  virtual MemoryResource& host_memory() = 0;
+  virtual MemoryResource& device_memory() = 0;
+
+  /// Device memory that prepare(sizes) takes.
+  virtual std::size_t scratch_bytes(const ScratchSizes& /*sizes*/) const { return 0; }
+  /// Takes the working memory of the verbs; called once, before any verb. Throws CapacityError.
+  virtual void prepare(const ScratchSizes& /*sizes*/) {}
+
+  /// The stream (cudaStream_t as an integer) that all later calls work on; no meaning for the CPU.
+  virtual void use_stream(std::uintptr_t stream) = 0;
+
+  // Copies and fills are ordered with the verbs and finished on return (never used within a step).
+  virtual void copy_to_device(void* device, const void* host, std::size_t bytes) = 0;
+  virtual void copy_to_host(void* host, const void* device, std::size_t bytes) = 0;
+  virtual void fill(void* device, int byte, std::size_t bytes) = 0;
+
+  /// Starts a pass: uploads `bytes` of the control block. Returns before the copy is done; `host` may be reused.
+  virtual void upload_control(void* device, const void* host, std::size_t bytes) = 0;
+
+  virtual void append(const AppendParams& params) = 0;
+  virtual void score(const ScoreParams& params) = 0;
+  virtual void select(const SelectParams& params) = 0;
+  virtual void recall(const RecallParams& params) = 0;
+  virtual void attend(const AttendParams& params) = 0;
+  virtual void commit(const CommitParams& params) = 0;
+  /// The given host rows lose their slots in each of the layers. No data moves.
+  virtual void release(std::span<const LayerView> layers, std::span<const RowRun> rows) = 0;
+
+  /// Waits until everything called so far has happened; throws what went wrong in it.
+  virtual void synchronize() = 0;
+
+  /// Records `body` (verbs and whatever a model does) and returns what replays it. The CPU backend replays by
+  /// running it again.
+  virtual std::function<void()> capture(const std::function<void()>& body) = 0;
+};
+
+}  // namespace echo

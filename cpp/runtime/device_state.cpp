@@ -1,0 +1,101 @@
+#include "runtime/device_state.hpp"
+
+namespace echo {
+namespace {
+/// All bits set: -1 as an integer ("none", "free"), NaN as a float ("unknown").
+constexpr int kUnset = 0xFF;
+}  // namespace
+
+DeviceState::DeviceState(std::shared_ptr<Backend> backend, const Plan& plan, const HostPool& pool)
+    : backend_(std::move(backend)) {
+  MemoryResource& memory = backend_->device_memory();
+  const auto allocate = [&](const char* name, int byte) {
+    Buffer buffer(memory, static_cast<std::size_t>(plan.bytes_of(name)), name);
+    backend_->fill(buffer.data(), byte, buffer.bytes());
+    return buffer;
+  };
+  replacement_ = allocate("replacement", 0);
+  counters_ = allocate("counters", 0);
+  scores_ = allocate("scores", kUnset);
+  selection_ = allocate("selection", kUnset);
+  selected_slots_ = allocate("selected_slots", kUnset);
+  kth_score_ = allocate("kth_score", kUnset);
+  thresholds_ = allocate("thresholds", kUnset);
+  control_ = allocate("control_block", kUnset);
+  for (std::int32_t layer = 0; layer < plan.shape.layers; ++layer) {
+    // Rows and keys start as NaN patterns: what was never written must never be read.
+    buffers_.push_back({.slots = allocate("slots", kUnset),
+                        .index_keys = allocate("index_keys", kUnset),
+                        .slot_of = allocate("slot_of", kUnset),
+                        .host_of = allocate("host_of", kUnset),
+                        .stamp = allocate("stamp", kUnset)});
+    const LayerBuffers& own = buffers_.back();
+    views_.push_back({.pool = own.slots.data(),
+                      .slab = pool.device_slab(layer),
+                      .slot_of = own.slot_of.data<std::int32_t>(),
+                      .host_of = own.host_of.data<std::int32_t>(),
+                      .stamp = own.stamp.data<std::int32_t>(),
+                      .index_keys = own.index_keys.data(),
+                      .replacement = replacement_.data<ReplacementState>() + layer,
+                      .counters = counters_.data<LayerCounters>() + layer,
+                      .slots = static_cast<std::int32_t>(plan.config.gpu_slots),
+                      .row_bytes = plan.shape.row_bytes(),
+                      .host_rows = plan.config.host_tokens,
+                      .host_stride = plan.host_row_stride,
+                      .index_block_bytes = plan.shape.index_block_bytes()});
+  }
+}
+
+void DeviceState::forget_residency() const {
+  backend_->fill(replacement_.data(), 0, replacement_.bytes());
+  for (const LayerBuffers& layer : buffers_) {
+    for (const Buffer* map : {&layer.slot_of, &layer.host_of, &layer.stamp}) {
+      backend_->fill(map->data(), kUnset, map->bytes());
+    }
+  }
+}
+
+void DeviceState::clear_kth_scores() const {
+  backend_->fill(kth_score_.data(), kUnset, kth_score_.bytes());
+}
+
+void DeviceState::clear_thresholds(std::int32_t session) const {
+  const std::size_t row = views_.size() * sizeof(float);
+  backend_->fill(thresholds_.data() + static_cast<std::size_t>(session) * row, kUnset, row);
+}
+
+std::vector<LayerStats> DeviceState::read_stats() const {
+  std::vector<LayerCounters> counters(views_.size());
+  std::vector<ReplacementState> replacement(views_.size());
+  backend_->copy_to_host(counters.data(), counters_.data(), counters_.bytes());
+  backend_->copy_to_host(replacement.data(), replacement_.data(), replacement_.bytes());
+  std::vector<LayerStats> stats(views_.size());
+  for (std::size_t i = 0; i < stats.size(); ++i) {
+    stats[i] = {.hits = counters[i].hits,
+                .misses = counters[i].misses,
+                .evictions = counters[i].evictions,
+                .appended = counters[i].appended,
+                .used_slots = replacement[i].used};
+  }
+  return stats;
+}
+
+CacheState DeviceState::read_layer(std::int32_t layer) const {
+  const LayerView& view = this->layer(layer);
+  const auto slots = static_cast<std::size_t>(view.slots);
+  CacheState state;
+  state.slot_of.resize(static_cast<std::size_t>(view.host_rows));
+  state.host_of.resize(slots);
+  state.stamp.resize(slots);
+  state.slots.resize(slots * static_cast<std::size_t>(view.row_bytes));
+  const auto read = [&](auto& out, const void* device) {
+    backend_->copy_to_host(out.data(), device, out.size() * sizeof(out[0]));
+  };
+  read(state.slot_of, view.slot_of);
+  read(state.host_of, view.host_of);
+  read(state.stamp, view.stamp);
+  read(state.slots, view.pool);
+  return state;
+}
+
+}  // namespace echo

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "echo/planner.hpp"
+#include "echo/runtime.hpp"
+#include "kernels/params.hpp"
+#include "runtime/backend.hpp"
+#include "runtime/host_pool.hpp"
+
+namespace echo {
+
+/// Owns everything a runtime keeps on the device: per layer the pool, its maps and stamps and the index keys, and
+/// once the workspaces of a pass. Allocated from the plan, item by item.
+class DeviceState {
+ public:
+  DeviceState(std::shared_ptr<Backend> backend, const Plan& plan, const HostPool& pool);
+
+  const std::vector<LayerView>& layers() const { return views_; }
+  const LayerView& layer(std::int32_t index) const { return views_[static_cast<std::size_t>(index)]; }
+
+  float* scores() const { return scores_.data<float>(); }
+  std::int32_t* selection() const { return selection_.data<std::int32_t>(); }
+  std::int32_t* selected_slots() const { return selected_slots_.data<std::int32_t>(); }
+  /// [layers, pass_rows]
+  float* kth_score() const { return kth_score_.data<float>(); }
+  /// [max_sessions, layers]
+  float* thresholds() const { return thresholds_.data<float>(); }
+  std::int32_t* control() const { return control_.data<std::int32_t>(); }
+
+  /// Empties all pools: every row will be recalled anew. Ticks may start over.
+  void forget_residency() const;
+  /// Forgets the k-th scores of a pass that failed.
+  void clear_kth_scores() const;
+  /// Makes all thresholds of a session unknown.
+  void clear_thresholds(std::int32_t session) const;
+  std::vector<LayerStats> read_stats() const;
+  CacheState read_layer(std::int32_t layer) const;
+
+ private:
+  struct LayerBuffers {
+    Buffer slots;
+    Buffer index_keys;
+    Buffer slot_of;
+    Buffer host_of;
+    Buffer stamp;
+  };
+
+  std::shared_ptr<Backend> backend_;  // its memory resource must outlive the memory
+  std::vector<LayerBuffers> buffers_;
+  Buffer replacement_;
+  Buffer counters_;
+  Buffer scores_;
+  Buffer selection_;
+  Buffer selected_slots_;
+  Buffer kth_score_;
+  Buffer thresholds_;
+  Buffer control_;
+  std::vector<LayerView> views_;
+};
+
+}  // namespace echo

@@ -1,0 +1,183 @@
+#include "echo/forward_pass.hpp"
+
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "echo/errors.hpp"
+#include "runtime/pass_state.hpp"
+
+namespace echo {
+namespace {
+
+void check(const char* name, const Array& array, std::initializer_list<DType> types,
+           std::initializer_list<std::int64_t> shape) {
+  bool right = array.dims == static_cast<int>(shape.size()) && (array.data != nullptr || array.elements() == 0);
+  for (std::size_t i = 0; right && i < shape.size(); ++i) {
+    right = array.shape[i] == shape.begin()[i];
+  }
+  bool known_type = false;
+  std::string expected;
+  for (DType type : types) {
+    known_type = known_type || array.dtype == type;
+    expected += (expected.empty() ? "" : " or ") + to_string(type);
+  }
+  if (!right || !known_type) {
+    std::string extents;
+    for (std::int64_t extent : shape) {
+      extents += (extents.empty() ? "" : ", ") + std::to_string(extent);
+    }
+    throw InvalidArgument(std::string(name) + ": " + to_string(array) + " given, expected " + expected + " [" +
+                          extents + "]");
+  }
+}
+
+}  // namespace
+
+ForwardPass::ForwardPass(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ForwardPass::~ForwardPass() = default;
+
+std::int32_t ForwardPass::rows() const { return state_->step.rows; }
+std::int32_t ForwardPass::query_rows() const { return state_->step.query_rows; }
+bool ForwardPass::is_prefill() const { return state_->prefill; }
+Array ForwardPass::tokens() const { return {state_->step.tokens, DType::i32, {rows()}}; }
+Array ForwardPass::positions() const { return {state_->step.positions, DType::i32, {rows()}}; }
+const std::vector<RowBlock>& ForwardPass::blocks() const { return state_->blocks; }
+
+// The step. One layer of it: what the paper's figure 5 shows.
+void ForwardPass::attention(std::int32_t layer, const LayerInputs& in, const Array& out) {
+  append(layer, in.kv, in.index_key);
+  for (const RowBlock block : blocks()) {
+    if (in.index_q) {
+      score(layer, in.index_q, in.index_weights, block);
+      select(layer, block);
+    }
+    recall(layer, block);
+    attend(layer, in.q, in.scale, out, block);
+  }
+}
+
+void ForwardPass::append(std::int32_t layer, const Array& kv, const Array& index_key) {
+  State& s = *state_;
+  s.require_layer(layer);
+  if (s.appended[static_cast<std::size_t>(layer)]) {
+    throw StateError("layer: " + std::to_string(layer) + " was appended to already in this pass");
+  }
+  if (kv.dtype == DType::u8) {
+    check("kv", kv, {DType::u8}, {rows(), s.plan.shape.row_bytes()});
+  } else if (s.shape.row_format == RowFormat::raw) {
+    check("kv", kv, {DType::u8}, {rows(), s.plan.shape.row_bytes()});
+  } else {
+    check("kv", kv, {DType::f32, DType::bf16}, {rows(), s.plan.shape.row_dim()});
+  }
+  if (index_key) {
+    check("index_key", index_key, {DType::f32, DType::bf16}, {rows(), s.shape.index_dim});
+  }
+  s.backend.append({.layer = s.device.layer(layer),
+                    .step = s.step,
+                    .shape = s.shape,
+                    .kv = kv.data,
+                    .kv_dtype = kv.dtype,
+                    .index_key = index_key.data,
+                    .index_key_dtype = index_key.dtype,
+                    .to_slots = !s.prefill});
+  s.appended[static_cast<std::size_t>(layer)] = true;
+}
+
+void ForwardPass::score(std::int32_t layer, const Array& index_q, const Array& index_weights, RowBlock block) {
+  State& s = *state_;
+  s.require_layer(layer);
+  check("index_q", index_q, {DType::f32, DType::bf16}, {rows(), s.shape.index_heads, s.shape.index_dim});
+  check("index_weights", index_weights, {DType::f32}, {rows(), s.shape.index_heads});
+  const BlockView view = s.view_of(block);
+  if (!s.appended[static_cast<std::size_t>(layer)]) {
+    throw StateError("layer: " + std::to_string(layer) + " must be appended to before it is scored");
+  }
+  s.backend.score({.layer = s.device.layer(layer),
+                   .step = s.step,
+                   .block = view,
+                   .shape = s.shape,
+                   .index_q = index_q.data,
+                   .index_q_dtype = index_q.dtype,
+                   .index_weights = index_weights.as<const float>(),
+                   .scores = s.device.scores(),
+                   .score_stride = s.plan.config.max_context});
+  s.scored_layer = layer;
+  s.scored_block = view.tick_offset;
+}
+
+Array ForwardPass::select(std::int32_t layer, RowBlock block) {
+  State& s = *state_;
+  s.require_layer(layer);
+  const BlockView view = s.view_of(block);
+  if (s.scored_layer != layer || s.scored_block != view.tick_offset) {
+    throw StateError("layer: the last score was not of layer " + std::to_string(layer) + " and this block");
+  }
+  s.backend.select({.step = s.step,
+                    .block = view,
+                    .shape = s.shape,
+                    .scores = s.device.scores(),
+                    .score_stride = s.plan.config.max_context,
+                    .selection = s.device.selection(),
+                    .kth_score = s.device.kth_score() + layer * s.plan.pass_rows});
+  s.selected[static_cast<std::size_t>(view.tick_offset)] = true;
+  const std::int64_t offset = static_cast<std::int64_t>(block.first) * s.shape.top_k;
+  return {s.device.selection() + offset, DType::i32, {block.count, s.shape.top_k}};
+}
+
+Array ForwardPass::recall(std::int32_t layer, RowBlock block, const Array& selection) {
+  State& s = *state_;
+  s.require_layer(layer);
+  const BlockView view = s.view_of(block);
+  const std::int32_t* positions = s.device.selection() + static_cast<std::int64_t>(block.first) * s.shape.top_k;
+  if (selection) {
+    check("selection", selection, {DType::i32}, {block.count, s.shape.top_k});
+    positions = selection.as<const std::int32_t>();
+  } else if (!s.selected[static_cast<std::size_t>(view.tick_offset)]) {
+    throw StateError("selection: nothing was selected for this block in this pass, and none is given");
+  }
+  if (!s.appended[static_cast<std::size_t>(layer)]) {
+    throw StateError("layer: " + std::to_string(layer) + " must be appended to before rows are recalled");
+  }
+  s.backend.recall({.layer = s.device.layer(layer),
+                    .step = s.step,
+                    .block = view,
+                    .shape = s.shape,
+                    .selection = positions,
+                    .slots = s.device.selected_slots()});
+  s.recalled_layer = layer;
+  s.recalled_block = view.tick_offset;
+  return {s.device.selected_slots(), DType::i32, {block.count, s.shape.top_k}};
+}
+
+void ForwardPass::attend(std::int32_t layer, const Array& q, float scale, const Array& out, RowBlock block) {
+  State& s = *state_;
+  s.require_layer(layer);
+  if (s.shape.row_format == RowFormat::raw) {
+    throw NotSupported("row_format: raw rows have no known layout; attend to recall's slots with a kernel of yours");
+  }
+  check("q", q, {DType::f32, DType::bf16}, {rows(), s.shape.query_heads, s.plan.shape.row_dim()});
+  check("out", out, {DType::f32, DType::bf16}, {rows(), s.shape.query_heads, s.shape.latent_dim});
+  const BlockView view = s.view_of(block);
+  if (s.recalled_layer != layer || s.recalled_block != view.tick_offset) {
+    throw StateError("layer: the last recall was not of layer " + std::to_string(layer) + " and this block");
+  }
+  s.backend.attend({.layer = s.device.layer(layer),
+                    .block = view,
+                    .shape = s.shape,
+                    .q = q.data,
+                    .q_dtype = q.dtype,
+                    .scale = scale,
+                    .slots = s.device.selected_slots(),
+                    .out = out.data,
+                    .out_dtype = out.dtype,
+                    .splits = static_cast<std::int32_t>(s.plan.config.attention_splits)});
+}
+
+std::shared_ptr<const void> ForwardPass::keep_alive() const { return state_->memory; }
+
+Array ForwardPass::selection() const {
+  return {state_->device.selection(), DType::i32, {rows(), state_->shape.top_k}};
+}
+
+}  // namespace echo

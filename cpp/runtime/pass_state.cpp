@@ -1,0 +1,83 @@
+#include "runtime/pass_state.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "echo/errors.hpp"
+
+namespace echo {
+
+ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> device_, const Plan& plan_, const StepView& step_,
+                          bool prefill_)
+    : backend(backend_),
+      memory(std::move(device_)),
+      device(*memory),
+      plan(plan_),
+      step(step_),
+      shape{.index_heads = plan_.shape.index_heads,
+            .index_dim = plan_.shape.index_dim,
+            .query_heads = plan_.shape.query_heads,
+            .latent_dim = plan_.shape.latent_dim,
+            .rope_dim = plan_.shape.rope_dim,
+            .top_k = plan_.shape.top_k,
+            .row_format = plan_.shape.row_format,
+            .index_key_format = plan_.shape.index_key_format},
+      prefill(prefill_) {
+  const auto most = static_cast<std::int32_t>(plan.block_rows);
+  for (std::int32_t first = 0; first < step.rows; first += most) {
+    blocks.push_back({.first = first, .count = std::min(most, step.rows - first)});
+  }
+}
+
+void ForwardPass::State::begin() {
+  active = true;
+  appended.assign(static_cast<std::size_t>(layers()), false);
+  selected.assign(blocks.size(), false);
+  scored_layer = scored_block = recalled_layer = recalled_block = kNone;
+}
+
+void ForwardPass::State::finish() {
+  for (std::int32_t layer = 0; layer < layers(); ++layer) {
+    if (!appended[static_cast<std::size_t>(layer)]) {
+      throw StateError("forward: layer " + std::to_string(layer) + " of " + std::to_string(layers()) +
+                       " was not appended to");
+    }
+  }
+  backend.commit({.step = step,
+                  .layers = layers(),
+                  .kth_score = device.kth_score(),
+                  .kth_stride = plan.pass_rows,
+                  .thresholds = device.thresholds(),
+                  .alpha = static_cast<float>(plan.config.threshold_alpha)});
+  active = false;
+}
+
+void ForwardPass::State::require_active() const {
+  if (!active) {
+    throw StateError("pass: a ForwardPass can only be used by the forward it was given to, while it runs");
+  }
+}
+
+void ForwardPass::State::require_layer(std::int32_t layer) const {
+  require_active();
+  if (layer < 0 || layer >= layers()) {
+    throw InvalidArgument("layer: " + std::to_string(layer) + " given, expected 0 to " +
+                          std::to_string(layers() - 1));
+  }
+}
+
+std::int32_t ForwardPass::State::index_of(RowBlock block) const {
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].first == block.first && blocks[i].count == block.count) {
+      return static_cast<std::int32_t>(i);
+    }
+  }
+  throw InvalidArgument("block: rows " + std::to_string(block.first) + " + " + std::to_string(block.count) +
+                        " given, expected one of the pass's " + std::to_string(blocks.size()) + " blocks");
+}
+
+BlockView ForwardPass::State::view_of(RowBlock block) const {
+  return {.first = block.first, .count = block.count, .tick_offset = index_of(block)};
+}
+
+}  // namespace echo

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "echo/forward_pass.hpp"
+#include "echo/planner.hpp"
+#include "kernels/params.hpp"
+#include "runtime/backend.hpp"
+#include "runtime/device_state.hpp"
+
+namespace echo {
+
+/// What a ForwardPass works on, and how far it has come. The references outlive it.
+struct ForwardPass::State {
+  State(Backend& backend_, std::shared_ptr<const DeviceState> device_, const Plan& plan_, const StepView& step_, bool prefill_);
+
+  Backend& backend;
+  std::shared_ptr<const DeviceState> memory;  ///< arrays that verbs return stay alive with it
+  const DeviceState& device;
+  const Plan& plan;
+  StepView step;
+  ShapeView shape;
+  bool prefill;
+  std::vector<RowBlock> blocks;
+
+  bool active = false;  ///< between begin() and finish(): verbs may be called
+  std::vector<bool> appended;       ///< [layers]
+  std::vector<bool> selected;       ///< [blocks] the selection buffer holds this block's selection
+  std::int32_t scored_layer = kNone;
+  std::int32_t scored_block = kNone;
+  std::int32_t recalled_layer = kNone;
+  std::int32_t recalled_block = kNone;
+
+  void begin();
+  /// Checks that the model went through all layers and folds the k-th scores into the thresholds.
+  void finish();
+
+  std::int32_t layers() const { return plan.shape.layers; }
+  void require_active() const;
+  void require_layer(std::int32_t layer) const;
+  /// Index of a block of `blocks`; InvalidArgument naming `block` if it is none.
+  std::int32_t index_of(RowBlock block) const;
+  BlockView view_of(RowBlock block) const;
+};
+
+}  // namespace echo

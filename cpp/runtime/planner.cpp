@@ -1,0 +1,179 @@
+#include "echo/planner.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "echo/errors.hpp"
+#include "runtime/control_block.hpp"
+#include "cache_manager/layer_view.hpp"
+
+namespace echo {
+namespace {
+
+constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+/// Prefill works in blocks of up to this many query rows: enough to amortise decoding the index keys.
+constexpr std::int64_t kPrefillBlockRows = 64;
+
+void require(bool holds, const char* field, std::int64_t value, const std::string& expected) {
+  if (!holds) {
+    throw InvalidArgument(std::string(field) + ": " + std::to_string(value) + " given, expected " + expected);
+  }
+}
+
+void require_range(const char* field, std::int64_t value, std::int64_t least, std::int64_t most) {
+  require(value >= least && value <= most, field, value,
+          std::to_string(least) + " to " + std::to_string(most));
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 1024.0 && unit < 4) {
+    value /= 1024.0;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string product(std::int64_t a, const char* what_a, std::int64_t b, const char* what_b) {
+  return std::to_string(a) + " " + what_a + " x " + std::to_string(b) + " " + what_b;
+}
+
+}  // namespace
+
+Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const MachineLimits& limits) {
+  shape.validate();
+  // Rows, slots and row x top_k products are 32-bit indices on the device; bytes are 64-bit everywhere.
+  require_range("host_tokens", config.host_tokens, 1, kMaxInt32 / kBlockTokens * kBlockTokens);
+  require_range("max_batch", config.max_batch, 1, 65535);
+  require_range("query_rows", config.query_rows, 1, 64);
+  require_range("max_sessions", config.max_sessions, 1, 1 << 20);
+  require_range("max_context", config.max_context, 1, kMaxInt32 / kBlockTokens * kBlockTokens);
+  require_range("prefill_chunk", config.prefill_chunk, 1, 65536);
+  require_range("attention_splits", config.attention_splits, 1, 64);
+  require_range("threads", config.threads, 0, 4096);
+  if (!(config.threshold_alpha >= 0.0 && config.threshold_alpha <= 1.0)) {
+    throw InvalidArgument("threshold_alpha: " + std::to_string(config.threshold_alpha) +
+                          " given, expected 0 to 1");
+  }
+
+  Plan plan;
+  plan.shape = shape;
+  plan.config = config;
+  plan.limits = limits;
+  plan.host_blocks = (config.host_tokens + kBlockTokens - 1) / kBlockTokens;
+  plan.config.host_tokens = plan.host_blocks * kBlockTokens;
+  plan.config.max_context = std::min(config.max_context, plan.config.host_tokens);
+  plan.host_row_stride = config.host_row_stride == 0 ? shape.row_bytes() : config.host_row_stride;
+  plan.config.host_row_stride = plan.host_row_stride;
+  require(plan.host_row_stride >= shape.row_bytes() && plan.host_row_stride % 16 == 0, "host_row_stride",
+          config.host_row_stride, "a multiple of 16, at least " + std::to_string(shape.row_bytes()));
+
+  const std::int64_t step_rows = config.max_batch * config.query_rows;
+  plan.minimum_slots = step_rows * (shape.top_k + 1);
+  plan.config.gpu_slots = config.gpu_slots == 0 ? plan.minimum_slots : config.gpu_slots;
+  require(plan.config.gpu_slots >= plan.minimum_slots && plan.config.gpu_slots < kMaxInt32, "gpu_slots",
+          config.gpu_slots,
+          "at least max_batch x query_rows x (top_k + 1) = " + std::to_string(plan.minimum_slots));
+  const std::int64_t slots = plan.config.gpu_slots;
+  plan.block_rows = std::max(step_rows, std::min({kPrefillBlockRows, config.prefill_chunk,
+                                                  slots / (shape.top_k + 1)}));
+  plan.pass_rows = std::max(step_rows, config.prefill_chunk);
+
+  const std::int64_t rows = plan.config.host_tokens;
+  const std::int64_t layers = shape.layers;
+  const auto device = [&](const char* name, std::int64_t bytes, std::int64_t count, std::string formula) {
+    plan.items.push_back({name, MemoryPlace::device, bytes, count, std::move(formula)});
+  };
+  plan.items.push_back({"host_pool", MemoryPlace::host, layers * rows * plan.host_row_stride, 1,
+                        product(layers * rows, "rows", plan.host_row_stride, "B")});
+  device("slots", slots * shape.row_bytes(), layers, product(slots, "slots", shape.row_bytes(), "B"));
+  device("index_keys", plan.host_blocks * shape.index_block_bytes(), layers,
+         product(plan.host_blocks, "blocks", shape.index_block_bytes(), "B"));
+  device("slot_of", rows * 4, layers, product(rows, "host rows", 4, "B"));
+  device("host_of", slots * 4, layers, product(slots, "slots", 4, "B"));
+  device("stamp", slots * 4, layers, product(slots, "slots", 4, "B"));
+  device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1, "clock hands, histograms");
+  device("counters", static_cast<std::int64_t>(sizeof(LayerCounters)) * layers, 1, "hits, misses, evictions");
+  device("scores", plan.block_rows * plan.config.max_context * 4, 1,
+         product(plan.block_rows, "query rows", plan.config.max_context, "tokens x 4 B"));
+  device("selection", plan.pass_rows * shape.top_k * 4, 1, product(plan.pass_rows, "rows", shape.top_k, "x 4 B"));
+  device("selected_slots", plan.block_rows * shape.top_k * 4, 1,
+         product(plan.block_rows, "rows", shape.top_k, "x 4 B"));
+  device("kth_score", layers * plan.pass_rows * 4, 1, product(layers, "layers", plan.pass_rows, "rows x 4 B"));
+  device("thresholds", config.max_sessions * layers * 4, 1,
+         product(config.max_sessions, "sessions", layers, "layers x 4 B"));
+  device("control_block", ControlLayout(plan).bytes(), 1, "tokens, positions, sessions, block tables");
+  return plan;
+}
+
+std::int64_t Plan::total(MemoryPlace place) const {
+  std::int64_t sum = 0;
+  for (const MemoryItem& item : items) {
+    sum += item.place == place ? item.total() : 0;
+  }
+  return sum;
+}
+
+std::int64_t Plan::bytes_of(std::string_view name) const {
+  for (const MemoryItem& item : items) {
+    if (item.name == name) {
+      return item.bytes;
+    }
+  }
+  throw InvalidArgument("name: the plan has no item '" + std::string(name) + "'");
+}
+
+bool Plan::fits() const {
+  const std::int64_t device = total(MemoryPlace::device);
+  const std::int64_t host = total(MemoryPlace::host) + (config.device == "cpu" ? device : 0);
+  return (limits.host_bytes == 0 || host <= limits.host_bytes) &&
+         (config.device == "cpu" || limits.device_bytes == 0 || device <= limits.device_bytes);
+}
+
+std::int64_t Plan::sessions_of(std::int64_t tokens) const {
+  if (tokens < 1 || tokens > config.max_context) {
+    return 0;
+  }
+  return std::min(config.max_sessions, host_blocks / ((tokens + kBlockTokens - 1) / kBlockTokens));
+}
+
+std::string Plan::table() const {
+  std::string text;
+  char line[256];
+  const auto row = [&](const char* a, const char* b, const char* c, const std::string& d) {
+    std::snprintf(line, sizeof line, "%-16s %-8s %12s   %s\n", a, b, c, d.c_str());
+    text += line;
+  };
+  row("what", "where", "bytes", "how");
+  const bool unified = config.device == "cpu";
+  for (const MemoryItem& item : items) {
+    std::string how = item.formula;
+    if (item.count > 1) {
+      how += " x " + std::to_string(item.count) + " layers";
+    }
+    const char* where = item.place == MemoryPlace::host || unified ? "host" : "gpu";
+    row(item.name.c_str(), where, bytes_text(item.total()).c_str(), how);
+  }
+  const auto sum = [&](const char* place, std::int64_t asked, std::int64_t available) {
+    const std::string state = available == 0 ? "(not checked)"
+                              : asked <= available ? "of " + bytes_text(available) + ", fits"
+                                                   : "of " + bytes_text(available) + ", DOES NOT FIT";
+    row("total", place, bytes_text(asked).c_str(), state);
+  };
+  const std::int64_t device_total = total(MemoryPlace::device);
+  const std::int64_t host_total = total(MemoryPlace::host);
+  if (unified) {
+    sum("host", host_total + device_total, limits.host_bytes);
+  } else {
+    sum("gpu", device_total, limits.device_bytes);
+    sum("host", host_total, limits.host_bytes);
+  }
+  return text;
+}
+
+}  // namespace echo

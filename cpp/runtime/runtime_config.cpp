@@ -1,0 +1,89 @@
+#include "echo/runtime_config.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cctype>
+#include <cstdlib>
+
+#include "echo/errors.hpp"
+
+namespace echo {
+namespace {
+
+using C = RuntimeConfig;
+
+constexpr std::array kFields{
+    ConfigField{"device", "", "where to run: auto (a GPU if there is one), cpu, cuda or cuda:N", &C::device},
+    ConfigField{"host_tokens", "tokens", "size of the host pool, shared by all sessions; rounded up to 64",
+                &C::host_tokens},
+    ConfigField{"gpu_slots", "rows", "rows of the GPU pool of each layer; 0 means the least that works, "
+                "max_batch x query_rows x (top_k + 1)", &C::gpu_slots},
+    ConfigField{"max_batch", "sessions", "most sessions in one step", &C::max_batch},
+    ConfigField{"query_rows", "tokens", "most new tokens per session and step (1 without speculative decoding)",
+                &C::query_rows},
+    ConfigField{"max_sessions", "sessions", "most sessions open at once", &C::max_sessions},
+    ConfigField{"max_context", "tokens", "longest session, prompt and output together; at most host_tokens", &C::max_context},
+    ConfigField{"prefill_chunk", "tokens", "most tokens in one prefill call", &C::prefill_chunk},
+    ConfigField{"host_row_stride", "bytes", "distance of rows in the host pool, a multiple of 16; 0 means the "
+                "bytes of a row", &C::host_row_stride},
+    ConfigField{"attention_splits", "parts", "parts in which a selection is attended to and combined; fixed, so "
+                "that results do not depend on the batch", &C::attention_splits},
+    ConfigField{"threshold_alpha", "", "weight of the past in the moving average that predicts the k-th score, "
+                "0 to 1", &C::threshold_alpha},
+    ConfigField{"threads", "threads", "threads of the CPU backend; 0 means one per core", &C::threads},
+};
+
+template <typename Number>
+Number parse(std::string_view label, std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) {
+    throw InvalidArgument(std::string(label) + ": '" + std::string(text) + "' given, expected a number");
+  }
+  return value;
+}
+
+void assign(RuntimeConfig& config, const ConfigField& field, std::string_view label, std::string_view text) {
+  if (const auto* string = std::get_if<std::string C::*>(&field.member)) {
+    config.*(*string) = text;
+  } else if (const auto* integer = std::get_if<std::int64_t C::*>(&field.member)) {
+    config.*(*integer) = parse<std::int64_t>(label, text);
+  } else {
+    config.*std::get<double C::*>(field.member) = parse<double>(label, text);
+  }
+}
+
+std::string variable_of(const ConfigField& field) {
+  std::string name = "ECHO_";
+  std::transform(field.name.begin(), field.name.end(), std::back_inserter(name),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return name;
+}
+
+}  // namespace
+
+std::span<const ConfigField> config_fields() { return kFields; }
+
+RuntimeConfig RuntimeConfig::from_env() {
+  RuntimeConfig config;
+  for (const ConfigField& field : kFields) {
+    const std::string variable = variable_of(field);
+    if (const char* text = std::getenv(variable.c_str()); text != nullptr) {
+      assign(config, field, variable, text);
+    }
+  }
+  return config;
+}
+
+void RuntimeConfig::set(std::string_view name, std::string_view text) {
+  for (const ConfigField& field : kFields) {
+    if (field.name == name) {
+      assign(*this, field, field.name, text);
+      return;
+    }
+  }
+  throw InvalidArgument(std::string(name) + ": no such setting of the runtime");
+}
+
+}  // namespace echo

@@ -1,0 +1,160 @@
+// Export and import of a session's KV.
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "echo/errors.hpp"
+#include "runtime/in_use.hpp"
+#include "runtime/runtime_impl.hpp"
+
+namespace echo {
+
+std::vector<KvRun> RuntimeImpl::runs_of(const State& session, std::int32_t layer, std::int64_t tokens) const {
+  std::vector<KvRun> runs;
+  std::int64_t position = 0;
+  for (const RowRun& run : row_runs(session, 0, tokens)) {
+    runs.push_back({.first_token = position,
+                    .tokens = run.count,
+                    .rows = pool_->row(layer, run.first),
+                    .stride = plan_.host_row_stride});
+    position += run.count;
+  }
+  return runs;
+}
+
+KvRuns RuntimeImpl::views_of(const State& session, std::int64_t tokens) const {
+  KvRuns kv;
+  kv.length = tokens;
+  kv.row_bytes = plan_.shape.row_bytes();
+  kv.index_block_bytes = plan_.shape.index_block_bytes();
+  kv.keep_alive = pool_;
+  kv.thresholds.assign(static_cast<std::size_t>(plan_.shape.layers), std::numeric_limits<float>::quiet_NaN());
+  const std::int64_t blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
+  for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
+    kv.rows.push_back(runs_of(session, layer, tokens));
+    kv.index_keys.emplace_back(static_cast<std::size_t>(blocks * plan_.shape.index_block_bytes()));
+  }
+  return kv;
+}
+
+void RuntimeImpl::for_each_key_run(const State& session, std::int32_t layer, std::int64_t tokens,
+                                   const std::function<void(std::byte*, std::size_t, std::size_t)>& copy) const {
+  const LayerView& view = state_->layer(layer);
+  std::size_t offset = 0;
+  for (const RowRun& run : row_runs(session, 0, tokens)) {
+    const std::int64_t blocks = (run.count + kBlockTokens - 1) / kBlockTokens;
+    const auto bytes = static_cast<std::size_t>(blocks * view.index_block_bytes);
+    copy(row_address(view.index_keys, run.first / kBlockTokens, view.index_block_bytes), offset, bytes);
+    offset += bytes;
+  }
+}
+
+KvRuns RuntimeImpl::export_kv(const Session& session) {
+  const InUse in_use(in_use_);
+  require_open();
+  const State& state = usable(session);
+  backend_->synchronize();
+  KvRuns kv = views_of(state, state.length);
+  for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
+    std::byte* keys = kv.index_keys[static_cast<std::size_t>(layer)].data();
+    for_each_key_run(state, layer, state.length, [&](std::byte* device, std::size_t offset, std::size_t bytes) {
+      backend_->copy_to_host(keys + offset, device, bytes);
+    });
+  }
+  backend_->copy_to_host(kv.thresholds.data(),
+                         state_->thresholds() + static_cast<std::int64_t>(state.index) * plan_.shape.layers,
+                         kv.thresholds.size() * sizeof(float));
+  return kv;
+}
+
+KvRuns RuntimeImpl::begin_import(const Session& session, std::int64_t tokens) {
+  const InUse in_use(in_use_);
+  require_open();
+  const State& state = usable(session);
+  if (state.length != 0) {
+    throw StateError("session: session " + std::to_string(state.id) + " holds " + std::to_string(state.length) +
+                     " tokens already; KV is imported into an empty one");
+  }
+  if (tokens < 1) {
+    throw InvalidArgument("tokens: " + std::to_string(tokens) + " given, expected at least 1");
+  }
+  require_room(state, tokens);
+  KvRuns kv = views_of(state, tokens);
+  kv.writable = true;
+  return kv;
+}
+
+void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
+  const InUse in_use(in_use_);
+  require_open();
+  State& state = usable(session);
+  const auto layers = static_cast<std::size_t>(plan_.shape.layers);
+  const std::int64_t blocks = (filled.length + kBlockTokens - 1) / kBlockTokens;
+  const auto key_bytes = static_cast<std::size_t>(blocks * plan_.shape.index_block_bytes());
+  if (state.length != 0 || filled.length < 1 || filled.length > state.capacity) {
+    throw InvalidArgument("filled: it is not what begin_import gave for this session");
+  }
+  if (filled.index_keys.size() != layers || filled.thresholds.size() != layers) {
+    throw InvalidArgument("filled: index_keys and thresholds must have an entry for each of " +
+                          std::to_string(layers) + " layers");
+  }
+  for (const std::vector<std::byte>& keys : filled.index_keys) {
+    if (keys.size() != key_bytes) {
+      throw InvalidArgument("filled: index_keys of a layer have " + std::to_string(keys.size()) +
+                            " bytes, expected " + std::to_string(key_bytes));
+    }
+  }
+  for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
+    const std::byte* keys = filled.index_keys[static_cast<std::size_t>(layer)].data();
+    for_each_key_run(state, layer, filled.length, [&](std::byte* device, std::size_t offset, std::size_t bytes) {
+      backend_->copy_to_device(device, keys + offset, bytes);
+    });
+  }
+  backend_->copy_to_device(state_->thresholds() + static_cast<std::int64_t>(state.index) * plan_.shape.layers,
+                           filled.thresholds.data(), layers * sizeof(float));
+  state.length = filled.length;
+}
+
+void RuntimeImpl::import_kv(const Session& session, const KvRuns& source) {
+  const auto layers = static_cast<std::size_t>(plan_.shape.layers);
+  if (source.rows.size() != layers) {
+    throw InvalidArgument("source: it has rows of " + std::to_string(source.rows.size()) + " layers, expected " +
+                          std::to_string(layers));
+  }
+  for (const std::vector<KvRun>& runs : source.rows) {
+    std::int64_t tokens = 0;
+    for (const KvRun& run : runs) {
+      if (run.first_token != tokens || run.tokens < 1 || run.stride < plan_.shape.row_bytes()) {
+        throw InvalidArgument("source: runs must follow each other, with rows at least " +
+                              std::to_string(plan_.shape.row_bytes()) + " bytes apart");
+      }
+      tokens += run.tokens;
+    }
+    if (tokens != source.length) {
+      throw InvalidArgument("source: a layer has rows of " + std::to_string(tokens) + " tokens, expected " +
+                            std::to_string(source.length));
+    }
+  }
+  KvRuns target = begin_import(session, source.length);
+  const auto row_bytes = static_cast<std::size_t>(plan_.shape.row_bytes());
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    std::int64_t position = 0;
+    auto from = source.rows[layer].begin();
+    for (const KvRun& to : target.rows[layer]) {
+      for (std::int64_t i = 0; i < to.tokens; ++i, ++position) {
+        while (position >= from->first_token + from->tokens) {
+          ++from;
+        }
+        std::memcpy(row_address(to.rows, i, to.stride),
+                    row_address(from->rows, position - from->first_token, from->stride), row_bytes);
+      }
+    }
+  }
+  target.index_keys = source.index_keys;
+  target.thresholds = source.thresholds;
+  finish_import(session, target);
+}
+
+}  // namespace echo

@@ -1,0 +1,32 @@
+#include "echo/session.hpp"
+
+#include "echo/errors.hpp"
+#include "runtime/runtime_impl.hpp"
+#include "runtime/session_state.hpp"
+
+namespace echo {
+namespace {
+const detail::SessionState& state_of(const std::shared_ptr<detail::SessionState>& state) {
+  if (state == nullptr) {
+    throw StateError("session: this handle names no session; Runtime::open_session makes them");
+  }
+  return *state;
+}
+}  // namespace
+
+std::int64_t Session::id() const { return state_of(state_).id; }
+std::int64_t Session::length() const { return state_of(state_).length; }
+std::int64_t Session::capacity() const { return state_of(state_).capacity; }
+bool Session::closed() const { return state_of(state_).closed; }
+const std::vector<std::int32_t>& Session::blocks() const { return state_of(state_).blocks; }
+
+void Session::close() {
+  if (state_of(state_).closed) {
+    return;
+  }
+  if (const std::shared_ptr<RuntimeImpl> runtime = state_->runtime.lock()) {
+    runtime->close_session(*state_);
+  }
+}
+
+}  // namespace echo

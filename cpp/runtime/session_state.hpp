@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace echo {
+
+class RuntimeImpl;
+
+namespace detail {
+
+/// What a Session handle points to. Only the runtime changes it.
+struct SessionState {
+  std::int64_t id = 0;
+  std::int32_t index = 0;  ///< row of per-session state on the device
+  std::int64_t length = 0;
+  std::int64_t capacity = 0;
+  bool closed = false;
+  std::vector<std::int32_t> blocks;
+  std::weak_ptr<RuntimeImpl> runtime;
+};
+
+}  // namespace detail
+}  // namespace echo

@@ -1,0 +1,23 @@
+#include "echo/stats.hpp"
+
+namespace echo {
+
+std::int64_t RuntimeStats::recalled_bytes() const {
+  std::int64_t rows = 0;
+  for (const LayerStats& layer : layers) {
+    rows += layer.misses;
+  }
+  return rows * row_bytes;
+}
+
+double RuntimeStats::hit_rate() const {
+  std::int64_t hits = 0;
+  std::int64_t misses = 0;
+  for (const LayerStats& layer : layers) {
+    hits += layer.hits;
+    misses += layer.misses;
+  }
+  return hits + misses == 0 ? 1.0 : static_cast<double>(hits) / static_cast<double>(hits + misses);
+}
+
+}  // namespace echo
