@@ -1,0 +1,92 @@
+// recall: look up and stamp all entries, so that no victim is a row that this block selects; then
+// the misses, each host row once and in order of address, get slots and are copied in parallel;
+// then the slots are written out. Cost: O(entries) for the maps on one thread, row_bytes per miss
+// for the copies.
+#include "reference/recall.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "echo/errors.hpp"
+#include "reference/cache_ops.hpp"
+#include "reference/step_rows.hpp"
+
+namespace echo {
+namespace {
+
+/// Host row of each entry of the selection, kNone where it is kNone and on padding rows, whatever
+/// those contain.
+std::vector<std::int32_t> selected_host_rows(const RecallParams& params) {
+  const std::int32_t k = params.shape.top_k;
+  std::vector<std::int32_t> rows(
+      static_cast<std::size_t>(params.block.count) * static_cast<std::size_t>(k), kNone);
+  for (std::int32_t i = 0; i < params.block.count; ++i) {
+    const std::int32_t row = params.block.first + i;
+    const std::int32_t own = position_of(params.step, row);
+    for (std::int32_t j = 0; j < k && own != kNone; ++j) {
+      const std::int64_t entry = static_cast<std::int64_t>(i) * k + j;
+      const std::int32_t position = params.selection[entry];
+      if (position == kNone) {
+        continue;
+      }
+      if (position < 0 || position > own) {
+        throw InvalidArgument("selection: row " + std::to_string(row) + " selects position " +
+                              std::to_string(position) + ", expected 0 to " + std::to_string(own) +
+                              " or -1");
+      }
+      rows[static_cast<std::size_t>(entry)] = host_row_of(params.layer, params.step, row, position);
+    }
+  }
+  return rows;
+}
+
+void fetch(ThreadPool& pool, const LayerView& layer, const std::vector<std::int32_t>& host_rows) {
+  pool.parallel_for(static_cast<std::int64_t>(host_rows.size()),
+                    [&](std::int64_t begin, std::int64_t end) {
+                      for (std::int64_t i = begin; i < end; ++i) {
+                        const std::int32_t row = host_rows[static_cast<std::size_t>(i)];
+                        std::memcpy(row_address(layer.pool, layer.slot_of[row], layer.row_bytes),
+                                    row_address(layer.slab, row, layer.host_stride),
+                                    static_cast<std::size_t>(layer.row_bytes));
+                      }
+                    });
+}
+
+}  // namespace
+
+void recall_rows(ThreadPool& pool, const RecallParams& params) {
+  const LayerView& layer = params.layer;
+  const std::vector<std::int32_t> host_rows = selected_host_rows(params);
+  CacheOps cache(layer);
+  cache.begin(*params.step.tick + params.block.tick_offset);
+
+  std::int64_t entries = 0;
+  std::vector<std::int32_t> missing;
+  for (const std::int32_t row : host_rows) {
+    if (row == kNone) {
+      continue;
+    }
+    ++entries;
+    if (const std::int32_t slot = cache.lookup(row); slot != kNone) {
+      cache.protect(slot);
+    } else {
+      missing.push_back(row);
+    }
+  }
+  std::ranges::sort(missing);
+  missing.erase(std::ranges::unique(missing).begin(), missing.end());
+
+  cache.allocate(missing);
+  fetch(pool, layer, missing);
+  const auto fetched = static_cast<std::int64_t>(missing.size());
+  layer.counters->misses += fetched;
+  layer.counters->hits += entries - fetched;
+
+  std::ranges::transform(host_rows, params.slots, [&](std::int32_t row) {
+    return row == kNone ? kNone : cache.lookup(row);
+  });
+}
+
+}  // namespace echo
