@@ -1,0 +1,37 @@
+#include "echo/session.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace echo::python {
+
+void register_session(nb::module_& module) {
+  nb::class_<Session>(module, "Session",
+                      "One request's context. Made by Runtime.open_session; usable as a context manager.")
+      .def_prop_ro("id", &Session::id, "Unique over the life of the runtime.")
+      .def_prop_ro("length", &Session::length, "Tokens in the context so far.")
+      .def_prop_ro("capacity", &Session::capacity, "Most tokens it can hold: prompt and output.")
+      .def_prop_ro("closed", &Session::closed)
+      .def_prop_ro("blocks", &Session::blocks,
+                   "Host blocks: the row of position p is blocks[p // 64] * 64 + p % 64.")
+      .def("close", &Session::close, "Gives back all host rows and GPU slots. Idempotent.")
+      .def("__enter__", [](const Session& session) { return session; })
+      .def(
+          "__exit__", [](Session& session, nb::handle, nb::handle, nb::handle) { session.close(); },
+          "exception_type"_a.none(), "exception"_a.none(), "traceback"_a.none())
+      .def("__eq__", [](const Session& a, nb::handle b) {
+        return nb::isinstance<Session>(b) && nb::cast<const Session&>(b).id() == a.id();
+      })
+      .def("__hash__", &Session::id)
+      .def("__repr__", [](const Session& s) {
+        return "<Session " + std::to_string(s.id()) + ", " + std::to_string(s.length()) + " of " +
+               std::to_string(s.capacity()) + " tokens" + (s.closed() ? ", closed>" : ">");
+      });
+}
+
+}  // namespace echo::python

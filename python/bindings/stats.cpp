@@ -1,0 +1,32 @@
+#include "echo/stats.hpp"
+
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+
+namespace nb = nanobind;
+
+namespace echo::python {
+
+void register_stats(nb::module_& module) {
+  nb::class_<LayerStats>(module, "LayerStats", "Counters of one layer's GPU pool since construction.")
+      .def_ro("hits", &LayerStats::hits, "Selected rows that were in a slot.")
+      .def_ro("misses", &LayerStats::misses, "Rows fetched from the host.")
+      .def_ro("evictions", &LayerStats::evictions, "Slots that were taken from another row.")
+      .def_ro("appended", &LayerStats::appended, "Rows of new tokens written to a slot and to the host.")
+      .def_ro("used_slots", &LayerStats::used_slots, "Slots that hold a row now.");
+  nb::class_<RuntimeStats>(module, "RuntimeStats", "What a runtime did so far.")
+      .def_ro("layers", &RuntimeStats::layers)
+      .def_ro("steps", &RuntimeStats::steps, "Decode steps done.")
+      .def_ro("prefill_tokens", &RuntimeStats::prefill_tokens)
+      .def_ro("sessions", &RuntimeStats::sessions, "Sessions open now.")
+      .def_ro("free_host_tokens", &RuntimeStats::free_host_tokens)
+      .def_ro("host_tokens", &RuntimeStats::host_tokens)
+      .def_ro("device_bytes", &RuntimeStats::device_bytes, "Device memory allocated at construction.")
+      .def_ro("host_bytes", &RuntimeStats::host_bytes, "Host memory allocated at construction.")
+      .def_ro("row_bytes", &RuntimeStats::row_bytes)
+      .def_prop_ro("recalled_bytes", &RuntimeStats::recalled_bytes, "Bytes fetched from the host, all layers.")
+      .def_prop_ro("hit_rate", &RuntimeStats::hit_rate, "hits / (hits + misses), all layers.");
+}
+
+}  // namespace echo::python

@@ -1,0 +1,31 @@
+"""Hugging Face models with DeepSeek sparse attention (DeepSeek-V3.2, GLM-5), their KV in a Runtime.
+
+    model = echo.hf.DsaModel.from_pretrained("checkpoint", device="cuda")
+    with echo.Runtime(model.shape(), host_tokens=200_000, max_batch=4) as rt:
+        texts = echo.hf.generate(rt, model, prompts, max_new_tokens=128)
+
+Needs torch and transformers: `pip install "echo-kv[hf]"`.
+"""
+
+from __future__ import annotations
+
+try:
+    from echo.hf.attention import LayerTensors
+    from echo.hf.generate import generate
+    from echo.hf.model import DsaModel, Observer
+    from echo.hf.shape import shape_of
+    from echo.hf.tiny import tiny_config, tiny_glm_config, tiny_glm_model, tiny_model
+except ImportError as error:
+    raise ImportError('echo.hf needs torch and transformers >= 5.17: pip install "echo-kv[hf]"') from error
+
+__all__ = [
+    "DsaModel",
+    "LayerTensors",
+    "Observer",
+    "generate",
+    "shape_of",
+    "tiny_config",
+    "tiny_glm_config",
+    "tiny_glm_model",
+    "tiny_model",
+]

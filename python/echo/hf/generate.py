@@ -1,0 +1,131 @@
+"""Text from prompts, for those who do not bring a scheduler of their own."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from echo import Batch, CapacityError, InvalidArgument, Runtime, Session
+from echo.hf.model import DsaModel
+
+
+@dataclass
+class _Text:
+    """A prompt that is being continued."""
+
+    session: Session
+    written: list[int]
+    draws: torch.Generator
+
+
+def generate(
+    rt: Runtime,
+    model: DsaModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_tokens: Collection[int] | None = None,
+    captured: bool = False,
+) -> list[list[int]]:
+    """Continues prompts, as many at once as batch and host pool hold; the others follow as room appears.
+
+    Sessions are opened and closed here. Neighbours in a batch touch a continuation only through the rounding
+    of torch's matrix products, which may differ between batch sizes.
+
+    Args:
+        rt: a runtime of the model's shape, on its device.
+        model: the model.
+        prompts: token ids, at least one in each.
+        max_new_tokens: most tokens to write for each prompt.
+        temperature: 0 takes the likeliest token; above, tokens are drawn from the logits divided by it.
+        seed: of the draws; each prompt has its own.
+        stop_tokens: the first of them ends a continuation and is its last token; default those of the model.
+        captured: decode by replaying what `rt.capture` captured, which must be `model.forward`.
+
+    Returns:
+        New tokens for each prompt, in the order of the prompts.
+
+    Raises:
+        InvalidArgument: naming what is malformed.
+        CapacityError: a prompt and its continuation do not fit the runtime even while nothing else runs here.
+    """
+    if max_new_tokens < 1:
+        raise InvalidArgument(f"max_new_tokens: {max_new_tokens} given, expected at least 1")
+    if not temperature >= 0.0:
+        raise InvalidArgument(f"temperature: {temperature} given, expected 0 or more")
+    if str(model.device) != rt.device:
+        raise InvalidArgument(f"model: it is on {model.device}, expected the runtime's device, {rt.device}")
+    ends = frozenset(model.stop_tokens if stop_tokens is None else stop_tokens)
+    waiting = deque(enumerate(_checked(prompts, model.config.vocab_size)))
+    results: list[list[int]] = [[] for _ in prompts]
+    running: list[_Text] = []
+
+    def write(texts: list[_Text], logits: Tensor) -> None:
+        for text, token in zip(texts, _pick(logits, temperature, [t.draws for t in texts]), strict=True):
+            text.written.append(token)
+            if token in ends or len(text.written) == max_new_tokens:
+                text.session.close()
+
+    try:
+        while waiting or running:
+            while waiting and len(running) < rt.plan.config.max_batch:
+                number, prompt = waiting[0]
+                try:
+                    session = rt.open_session(len(prompt) + max_new_tokens)
+                except CapacityError:
+                    if not running:
+                        raise
+                    break
+                waiting.popleft()
+                running.append(_Text(session, results[number], torch.Generator().manual_seed(seed + number)))
+                write(running[-1:], _prefill(rt, model, session, prompt))
+                running = [text for text in running if not text.session.closed]
+            if running:
+                batch = Batch([text.session for text in running], [text.written[-1] for text in running])
+                write(running, rt.step(batch, None if captured else model.forward))
+                running = [text for text in running if not text.session.closed]
+    finally:
+        for text in running:
+            text.session.close()
+    return results
+
+
+def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
+    checked = []
+    for number, prompt in enumerate(prompts):
+        try:
+            tokens = [operator.index(token) for token in prompt]
+        except TypeError as error:
+            raise InvalidArgument(f"prompts: entry {number} is {prompt!r}, expected token ids") from error
+        if not tokens:
+            raise InvalidArgument(f"prompts: entry {number} is empty, expected at least one token")
+        if not all(0 <= token < vocab for token in tokens):
+            raise InvalidArgument(f"prompts: entry {number} has tokens outside 0..{vocab - 1}")
+        checked.append(tokens)
+    return checked
+
+
+def _prefill(rt: Runtime, model: DsaModel, session: Session, prompt: list[int]) -> Tensor:
+    """Logits [1, vocab] after the prompt, which goes in chunk by chunk."""
+    chunk = rt.plan.config.prefill_chunk
+    for start in range(0, len(prompt), chunk):
+        logits: Tensor = rt.prefill(session, prompt[start : start + chunk], model.forward)
+    return logits
+
+
+def _pick(logits: Tensor, temperature: float, draws: list[torch.Generator]) -> list[int]:
+    """The next token of each row of [rows, vocab]."""
+    if temperature == 0.0:
+        likeliest: list[int] = logits.argmax(dim=-1).tolist()
+        return likeliest
+    probabilities = torch.softmax(logits.float().cpu() / temperature, dim=-1)
+    return [
+        int(torch.multinomial(row, 1, generator=draw)) for row, draw in zip(probabilities, draws, strict=True)
+    ]

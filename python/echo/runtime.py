@@ -1,0 +1,288 @@
+"""The runtime as Python schedulers use it: sessions, batches, steps."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from echo import _core
+from echo._core import (
+    ForwardPass,
+    InvalidArgument,
+    KvRuns,
+    ModelShape,
+    Plan,
+    RuntimeConfig,
+    RuntimeStats,
+    Session,
+)
+
+Forward = Callable[[ForwardPass], Any]
+"""A model: gets a ForwardPass, calls its verbs layer by layer, returns outputs with one row per query row."""
+
+
+@dataclass
+class Batch:
+    """What one decode step works on.
+
+    Attributes:
+        sessions: distinct open sessions of one runtime, at most `max_batch`.
+        tokens: new token ids; one per session, or for each session a sequence of equal length (speculative
+            decoding, at most `query_rows`).
+    """
+
+    sessions: list[Session] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
+
+    def add(self, session: Session, tokens: int | Sequence[int]) -> None:
+        """Appends one session and its new token or tokens."""
+        self.sessions.append(session)
+        self.tokens.append(tokens)
+
+    def flat(self) -> tuple[list[int], int]:
+        """Token ids row by row, and the number of rows per session.
+
+        Raises:
+            InvalidArgument: naming `tokens`, if they are no integers or sessions have different numbers of them, or
+                `sessions`, if one is something else.
+        """
+        for session in self.sessions:
+            if not isinstance(session, Session):
+                raise InvalidArgument(f"sessions: {session!r} given, expected echo.Session objects")
+        if len(self.tokens) != len(self.sessions):
+            raise InvalidArgument(
+                f"tokens: {len(self.tokens)} entries given, expected one for each of {len(self.sessions)} sessions"
+            )
+        rows = [_integers(entry) for entry in self.tokens]
+        counts = {len(row) for row in rows} or {1}
+        if len(counts) > 1:
+            raise InvalidArgument(f"tokens: sessions have {sorted(counts)} tokens, expected the same number for each")
+        return [token for row in rows for token in row], counts.pop()
+
+
+class Runtime:
+    """Keeps the KV of many sessions in host memory and serves sparse attention from a small pool on the GPU.
+
+    All memory is taken at construction; `plan` shows where it goes. Calls must not overlap. Whoever calls `step`
+    samples: the runtime knows tokens only as numbers that the forward reads.
+
+    Args:
+        shape: sizes of the model.
+        **settings: see `echo.config_fields()`; a setting that is not given comes from ECHO_<NAME>, else it has its
+            default. The important ones: `host_tokens`, `gpu_slots`, `max_batch`, `max_context`, `device`.
+
+    Raises:
+        InvalidArgument: a setting is unknown or out of range; the message names it.
+        CapacityError: it does not fit this machine; the message is a table of what was asked and what there is.
+    """
+
+    def __init__(self, shape: ModelShape, **settings: Any) -> None:
+        """See the class."""
+        self._core = _core.Runtime(shape, RuntimeConfig(**settings))
+        self._output: Any = None
+
+    @property
+    def plan(self) -> Plan:
+        """All sizes, as computed before memory was touched."""
+        return self._core.plan
+
+    @property
+    def shape(self) -> ModelShape:
+        """Sizes of the model."""
+        return self.plan.shape
+
+    @property
+    def device(self) -> str:
+        """'cpu' or 'cuda:N'."""
+        return self._core.device
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._core.closed
+
+    def open_session(self, max_tokens: int) -> Session:
+        """Opens a session for `max_tokens` tokens, prompt and output together.
+
+        Its host rows are set aside now, in one contiguous run where possible, so a session that was opened can
+        always be decoded to its end.
+
+        Raises:
+            CapacityError: they do not fit; running sessions go on.
+        """
+        return self._core.open_session(max_tokens)
+
+    def prefill(self, session: Session, tokens: Any, forward: Forward | None = None) -> Any:
+        """Appends a chunk of at most `prefill_chunk` tokens, with one query per token.
+
+        Args:
+            session: an open session with room for them.
+            tokens: integers, or an int32 array [tokens].
+            forward: the model; default the captured one. It runs eagerly, on rows of one session.
+
+        Returns:
+            What the forward returned. If the forward raises, the session is as before.
+        """
+        self._output = None
+        self._use_current_stream()
+        self._core.prefill(session, tokens, self._kept(forward))
+        return self._output
+
+    def capture(self, forward: Forward, batch_sizes: Sequence[int], query_rows: int = 1) -> None:
+        """Makes `forward` the model of this runtime.
+
+        On a GPU it is captured through torch as one CUDA graph per batch size; `step` replays the smallest one that
+        holds the batch, its other rows being padding. On the CPU a replay runs the forward again. The forward is run
+        once per size on padding rows to warm it up; that changes no session.
+
+        Args:
+            forward: the model. It must not synchronise or allocate outside of torch while it is captured, and what
+                it reads besides the pass (weights, static inputs) must stay where it is.
+            batch_sizes: numbers of sessions to capture for, each at most `max_batch`.
+            query_rows: new tokens per session.
+        """
+        if self.device == "cpu":
+            self._core.capture(self._kept(forward), list(batch_sizes), query_rows, None)
+        else:
+            self._capture_with_torch(forward, list(batch_sizes), query_rows)
+
+    def step(self, batch: Batch, forward: Forward | None = None) -> Any:
+        """One decode step: appends each session's tokens and runs the model on them.
+
+        Args:
+            batch: sessions and their new tokens. May be empty if a forward was captured (padding rows only).
+            forward: run this model eagerly, on exactly the batch's rows; default: replay the captured one.
+
+        Returns:
+            What the forward returned, cut to the batch's rows (first dimension) where it had padding. Session i's
+            rows are i * query_rows onwards. Outputs of a replay are overwritten by the next step of the same captured
+            size. If the forward raises, every session is as before.
+
+        Raises:
+            InvalidArgument: naming the part of the batch that is malformed; nothing has changed.
+            StateError: a session is closed, or nothing was captured that holds the batch.
+            CapacityError: a session is full.
+        """
+        tokens, query_rows = batch.flat()
+        self._output = None
+        self._use_current_stream()
+        self._core.step(batch.sessions, tokens, query_rows, self._kept(forward))
+        return _cut(self._output, len(tokens))
+
+    def export_kv(self, session: Session) -> KvRuns:
+        """The session's KV, all layers: rows as read-only views of host memory, index keys as a copy.
+
+        Waits for steps that are still running. The views show later changes of the host pool.
+        """
+        return self._core.export_kv(session)
+
+    def import_kv(self, session: Session, source: KvRuns) -> None:
+        """Copies KV into an empty session; `source` may come from another runtime of the same shape."""
+        self._core.import_kv(session, source)
+
+    def begin_import(self, session: Session, tokens: int) -> KvRuns:
+        """Writable views of an empty session's rows, for a transfer without a copy; see `finish_import`."""
+        return self._core.begin_import(session, tokens)
+
+    def finish_import(self, session: Session, filled: KvRuns) -> None:
+        """Uploads the index keys of `filled` (from `begin_import`) and makes its tokens part of the session."""
+        self._core.finish_import(session, filled)
+
+    def thresholds(self, session: Session) -> Any:
+        """float32 [layers]: moving average of the k-th score, NaN where there is none yet."""
+        return self._core.thresholds(session)
+
+    def stats(self) -> RuntimeStats:
+        """Counters since construction."""
+        return self._core.stats()
+
+    def cache_state(self, layer: int) -> dict[str, Any]:
+        """Copies of a layer's residency state, for tests and tools.
+
+        Returns:
+            `slot_of` int32 [host rows], `host_of` and `stamp` int32 [slots] (-1: none, free), `slots` uint8
+            [slots, row_bytes].
+        """
+        return self._core.cache_state(layer)
+
+    def synchronize(self) -> None:
+        """Waits until everything called so far has happened; raises what went wrong in it."""
+        self._core.synchronize()
+
+    def close(self) -> None:
+        """Closes all sessions and frees all memory. Idempotent."""
+        self._core.close()
+
+    def __enter__(self) -> Runtime:
+        """The runtime itself; it is closed on exit."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the runtime."""
+        self.close()
+
+    def _kept(self, forward: Forward | None) -> Callable[[ForwardPass], None] | None:
+        """The forward, with what it returns put aside for the caller of the pass."""
+        if forward is None:
+            return None
+        if not callable(forward):
+            raise InvalidArgument(f"forward: {forward!r} given, expected a callable")
+
+        def run(forward_pass: ForwardPass) -> None:
+            self._output = forward(forward_pass)
+
+        return run
+
+    def _use_current_stream(self) -> None:
+        """Works in stream order with torch, where torch is used."""
+        torch = sys.modules.get("torch")
+        if self.device != "cpu" and torch is not None:
+            self._core.use_stream(torch.cuda.current_stream(self.device).cuda_stream)
+
+    def _capture_with_torch(self, forward: Forward, batch_sizes: list[int], query_rows: int) -> None:
+        import torch
+
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+
+        def capturer(body: Callable[[], None]) -> Callable[[], None]:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                body()
+            output = self._output
+
+            def replay() -> None:
+                graph.replay()
+                self._output = output
+
+            return replay
+
+        self._core.use_stream(stream.cuda_stream)
+        with torch.cuda.stream(stream):
+            self._core.capture(self._kept(forward), batch_sizes, query_rows, capturer)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+
+
+def _integers(entry: Any) -> list[int]:
+    try:
+        return [operator.index(entry)]
+    except TypeError:
+        pass
+    try:
+        return [operator.index(token) for token in entry]
+    except TypeError as error:
+        raise InvalidArgument(f"tokens: {entry!r} given, expected an integer or a sequence of integers") from error
+
+
+def _cut(output: Any, rows: int) -> Any:
+    """Without the padding rows at the end of its first dimension."""
+    if isinstance(output, tuple):
+        return tuple(_cut(part, rows) for part in output)
+    shape = getattr(output, "shape", None)
+    return output[:rows] if shape is not None and len(shape) > 0 and shape[0] > rows else output
