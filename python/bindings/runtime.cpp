@@ -104,7 +104,8 @@ void register_runtime(nb::module_& module) {
            },
            "session"_a)
       .def("stats", &Runtime::stats)
-      .def("cache_state", &cache_state, "layer"_a)
+      .def("cache_state", &cache_state, "layer"_a,
+           nb::sig("def cache_state(self, layer: int) -> dict[str, typing.Any]"))
       .def("use_stream", &Runtime::use_stream, "stream"_a)
       .def("synchronize", &Runtime::synchronize, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Runtime::close, nb::call_guard<nb::gil_scoped_release>());

@@ -57,10 +57,13 @@ void register_runtime_config(nb::module_& module) {
       .def_ro("name", &ConfigField::name)
       .def_ro("unit", &ConfigField::unit)
       .def_ro("doc", &ConfigField::doc)
-      .def_prop_ro("default", [](const ConfigField& field) { return value_of(RuntimeConfig{}, field); })
-      .def_prop_ro("type", [](const ConfigField& field) {
-        return nb::borrow(nb::handle(value_of(RuntimeConfig{}, field).type()));
-      });
+      .def_prop_ro("default", [](const ConfigField& field) { return value_of(RuntimeConfig{}, field); },
+                   nb::sig("def default(self) -> str | int | float"))
+      .def_prop_ro("type",
+                   [](const ConfigField& field) {
+                     return nb::borrow(nb::handle(value_of(RuntimeConfig{}, field).type()));
+                   },
+                   nb::sig("def type(self) -> type[str] | type[int] | type[float]"));
   module.def(
       "config_fields", [] { return std::vector<ConfigField>(config_fields().begin(), config_fields().end()); },
       "All settings of a runtime, in order.");
@@ -68,14 +71,16 @@ void register_runtime_config(nb::module_& module) {
                             "Settings of a runtime. Each can be given as a keyword, else as the environment variable\n"
                             "ECHO_<NAME>, else it has its default; `config_fields()` documents them.\n\n"
                             "Raises:\n    InvalidArgument: naming the setting or the variable.")
-      .def("__init__",
-           [](RuntimeConfig* self, nb::kwargs settings) {
-             RuntimeConfig config = RuntimeConfig::from_env();
-             for (const auto& [name, value] : settings) {
-               assign(config, nb::cast<std::string>(name), value);
-             }
-             new (self) RuntimeConfig(std::move(config));
-           })
+      .def(
+          "__init__",
+          [](RuntimeConfig* self, nb::kwargs settings) {
+            RuntimeConfig config = RuntimeConfig::from_env();
+            for (const auto& [name, value] : settings) {
+              assign(config, nb::cast<std::string>(name), value);
+            }
+            new (self) RuntimeConfig(std::move(config));
+          },
+          nb::sig("def __init__(self, **settings: str | int | float) -> None"))
       .def("__getattr__",
            [](const RuntimeConfig& config, const std::string& name) {
              for (const ConfigField& field : config_fields()) {
@@ -84,7 +89,8 @@ void register_runtime_config(nb::module_& module) {
                }
              }
              throw nb::attribute_error(name.c_str());
-           })
+           },
+           "name"_a, nb::sig("def __getattr__(self, name: str) -> typing.Any"))
       .def("__repr__", [](const RuntimeConfig& config) {
         std::string text = "RuntimeConfig(";
         for (const ConfigField& field : config_fields()) {

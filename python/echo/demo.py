@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ import echo
 from echo import settings
 
 if TYPE_CHECKING:
-    from echo.hf import DsaModel
+    from echo.hf import DsaModel, LayerTensors
 
 # What each session reads after the text, so that they part ways. Bytes are tokens.
 _QUESTIONS = (
@@ -62,19 +62,20 @@ class Decoded:
 
 @dataclass
 class SelectionRecorder:
-    """Keeps the selections of the pass that runs now, at a fixed address so that a graph can fill it.
+    """An observer of the model that keeps the selections of the last decode step.
 
     Attributes:
-        buffer: int32 tensor [layers, rows, top_k].
+        buffer: int32 tensor [layers, sessions, top_k], at a fixed address so that a graph can fill it.
     """
 
-    buffer: Any = field(default=None)
+    buffer: Any = None
 
-    def __call__(self, layer: int, selection: Any) -> None:
-        """Takes over the selection (int32 tensor [rows, top_k]) of one layer."""
-        rows = selection.shape[0]
-        if rows <= self.buffer.shape[1]:
-            self.buffer[layer, :rows].copy_(selection)
+    def __call__(self, p: echo.ForwardPass, tensors: LayerTensors) -> None:
+        """Copies the selection of one layer."""
+        import torch
+
+        if not p.is_prefill:
+            self.buffer[tensors.layer].copy_(torch.from_dlpack(p.selection))
 
 
 def add_command(commands: Any) -> None:
@@ -85,13 +86,23 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--tokens", type=int, metavar="N", help="length of the text (default 8192, on a GPU 32768)")
     parser.add_argument("--sessions", type=int, default=4, metavar="N", help="sessions in one batch (default 4)")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="tokens each generates (default 64)")
-    parser.add_argument("--pool", type=float, default=0.1, metavar="PART", help="part of all tokens that the small "
-                        "GPU pool holds (default 0.1)")  # fmt: skip
+    parser.add_argument(
+        "--pool",
+        type=float,
+        default=0.1,
+        metavar="PART",
+        help="part of all tokens that the small GPU pool holds (default 0.1)",
+    )
     parser.add_argument("--row-format", choices=("fp8_656", "bf16_1152", "fp32"), default="fp8_656")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    parser.add_argument("--plot", type=Path, default=Path("echo-demo.png"), metavar="FILE", help="where the picture "
-                        "goes (default echo-demo.png)")  # fmt: skip
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        default=Path("echo-demo.png"),
+        metavar="FILE",
+        help="where the picture goes (default echo-demo.png)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -109,27 +120,24 @@ def run(options: argparse.Namespace) -> int:
     text = _text(options.tokens or (32768 if device == "cuda" else 8192))
     recorder = SelectionRecorder()
     model = hf.DsaModel(hf.tiny_model(seed=0, device=device), observer=recorder)
-    shape = hf.shape_of(
-        model.config,
-        row_format=options.row_format,
-        index_key_format="fp32" if options.row_format == "fp32" else "fp8",
-    )
+    shape = model.shape(options.row_format, "fp32" if options.row_format == "fp32" else "fp8")
     console.print(f"[bold]{echo.build_info()}[/], running on [bold]{device}[/]")
     console.print(
         f"model: {shape.layers} layers, {shape.query_heads} heads, top-{shape.top_k}, random weights (so it babbles); "
-        f"text: {len(text):,} byte tokens, {options.sessions} sessions, {options.new_tokens} new tokens each"
+        f"text: {len(text):,} "
+        f"byte tokens, {options.sessions} sessions, {options.new_tokens} new tokens each"
     )
     started = time.perf_counter()
     kv, prefill_seconds = _read(text, model, shape, device)
     total = options.sessions * (len(text) + 64 + options.new_tokens)
     least = options.sessions * (shape.top_k + 1)
-    runs = [
-        _decode(kv, slots, options, model, shape, device, recorder, label)
-        for label, slots in (("resident", total), ("offloaded", max(least, int(options.pool * total))))
-    ]
-    report = _report(*runs, prefill_seconds, time.perf_counter() - started, text, options, device)
-    _print_tables(console, *runs, report)
-    _plot(options.plot, *runs, options)
+    small = max(least, int(options.pool * total))
+    resident = _decode(kv, total, options, model, shape, device, recorder, "resident")
+    offloaded = _decode(kv, small, options, model, shape, device, recorder, "offloaded")
+    seconds = {"prefill": prefill_seconds, "total": time.perf_counter() - started}
+    report = _report(resident, offloaded, seconds, len(text), device)
+    _print_tables(console, resident, offloaded, report)
+    _plot(options.plot, resident, offloaded)
     console.print(f"picture: {options.plot}")
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -162,9 +170,14 @@ def _read(text: bytes, model: DsaModel, shape: echo.ModelShape, device: str) -> 
     chunk = 512
     started = time.perf_counter()
     with echo.Runtime(
-        shape, device=device, host_tokens=len(text), max_context=len(text), max_batch=1,
-        gpu_slots=max(len(text), 64 * (shape.top_k + 1)), prefill_chunk=chunk,
-    ) as runtime:  # fmt: skip
+        shape,
+        device=device,
+        host_tokens=len(text),
+        max_context=len(text),
+        max_batch=1,
+        gpu_slots=max(len(text), 64 * (shape.top_k + 1)),
+        prefill_chunk=chunk,
+    ) as runtime:
         session = runtime.open_session(len(text))
         for first in track(range(0, len(text), chunk), description="reading the text  "):
             runtime.prefill(session, list(text[first : first + chunk]), model.forward)
@@ -172,9 +185,15 @@ def _read(text: bytes, model: DsaModel, shape: echo.ModelShape, device: str) -> 
 
 
 def _decode(
-    kv: echo.KvRuns, slots: int, options: argparse.Namespace, model: DsaModel, shape: echo.ModelShape, device: str,
-    recorder: SelectionRecorder, label: str,
-) -> Decoded:  # fmt: skip
+    kv: echo.KvRuns,
+    slots: int,
+    options: argparse.Namespace,
+    model: DsaModel,
+    shape: echo.ModelShape,
+    device: str,
+    recorder: SelectionRecorder,
+    label: str,
+) -> Decoded:
     """Continues the text in all sessions at once, greedily, with a pool of `slots` rows per layer."""
     import torch
     from rich.progress import track
@@ -183,9 +202,15 @@ def _decode(
     capacity = kv.length + 64 + options.new_tokens
     recorder.buffer = torch.full((shape.layers, count, shape.top_k), -1, dtype=torch.int32, device=device)
     with echo.Runtime(
-        shape, device=device, host_tokens=count * (capacity + 63), max_context=capacity, max_sessions=count,
-        max_batch=count, gpu_slots=slots, prefill_chunk=64,
-    ) as runtime:  # fmt: skip
+        shape,
+        device=device,
+        host_tokens=count * (capacity + 63),
+        max_context=capacity,
+        max_sessions=count,
+        max_batch=count,
+        gpu_slots=slots,
+        prefill_chunk=64,
+    ) as runtime:
         runtime.capture(model.forward, batch_sizes=[count])
         sessions, following = [], []
         for i in range(count):
@@ -214,7 +239,8 @@ def _decode(
             selections=np.stack(selections),
             hit_rate=np.asarray(hit_rate),
             misses=np.asarray(
-                [b.misses - a.misses for a, b in zip(first.layers, before.layers, strict=True)], dtype=np.int64
+                [b.misses - a.misses for a, b in zip(first.layers, before.layers, strict=True)],
+                dtype=np.int64,
             ),
             step_ms=np.asarray(step_ms),
             plan=runtime.plan,
@@ -247,34 +273,35 @@ def working_set(selections: NDArray[np.int32], window: int = _WINDOW) -> NDArray
 
 
 def _report(
-    resident: Decoded, offloaded: Decoded, prefill_seconds: float, seconds: float, text: bytes,
-    options: argparse.Namespace, device: str,
-) -> dict[str, Any]:  # fmt: skip
+    resident: Decoded, offloaded: Decoded, seconds: dict[str, float], text_tokens: int, device: str
+) -> dict[str, Any]:
     shape = offloaded.plan.shape
+    runs = {"resident": resident, "offloaded": offloaded}
+    steps, sessions = offloaded.tokens.shape
     return {
         "device": device,
         "build": echo.build_info(),
         "row_format": shape.row_format,
         "layers": shape.layers,
         "top_k": shape.top_k,
-        "text_tokens": len(text),
-        "sessions": options.sessions,
-        "new_tokens": options.new_tokens,
+        "text_tokens": text_tokens,
+        "sessions": sessions,
+        "new_tokens": steps,
         "tokens_equal": bool(np.array_equal(resident.tokens, offloaded.tokens)),
         "selections_equal": bool(np.array_equal(resident.selections, offloaded.selections)),
-        "pool_slots": {"resident": resident.pool, "offloaded": offloaded.pool},
+        "pool_slots": {name: one.pool for name, one in runs.items()},
+        "gpu_pool_bytes": {name: one.pool * shape.row_bytes * shape.layers for name, one in runs.items()},
+        "host_pool_bytes": offloaded.plan.host_bytes,
         "hit_rate": [float(rate) for rate in offloaded.hit_rate.mean(axis=0)],
         "recalled_rows": [int(rows) for rows in offloaded.misses],
+        # Where everything stays, a row is fetched when it is used first and never again.
+        "recalled_again": [int(rows) for rows in offloaded.misses - resident.misses],
         "recalled_bytes": int(offloaded.misses.sum()) * shape.row_bytes,
-        "gpu_pool_bytes": {name: one.pool * shape.row_bytes * shape.layers
-                           for name, one in (("resident", resident), ("offloaded", offloaded))},
-        "host_pool_bytes": offloaded.plan.host_bytes,
-        "step_ms": {"resident": float(np.median(resident.step_ms)),
-                    "offloaded": float(np.median(offloaded.step_ms))},
-        "prefill_seconds": prefill_seconds,
-        "seconds": seconds,
+        "step_ms": {name: float(np.median(one.step_ms)) for name, one in runs.items()},
+        "prefill_seconds": seconds["prefill"],
+        "seconds": seconds["total"],
         "generated": [bytes(session.tolist()).decode("latin-1") for session in offloaded.tokens.T.astype(np.uint8)],
-    }  # fmt: skip
+    }
 
 
 def _print_tables(console: Any, resident: Decoded, offloaded: Decoded, report: dict[str, Any]) -> None:
@@ -283,55 +310,68 @@ def _print_tables(console: Any, resident: Decoded, offloaded: Decoded, report: d
     def verdict(equal: bool) -> str:
         return "[green]equal[/]" if equal else "[red]DIFFERENT[/]"
 
+    def row(what: str, *cells: Any) -> None:
+        both.add_row(what, *(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells))
+
+    size = settings.readable
+    row_bytes = offloaded.plan.shape.row_bytes
+    fetched = [int(one.misses.sum()) for one in (resident, offloaded)]
     both = Table(title="the same decoding with two GPU pools")
-    for name in ("", "everything resident", "offloaded"):
-        both.add_column(name, justify="left" if not name else "right")
-    part = offloaded.pool / resident.pool
-    rows = report["gpu_pool_bytes"]
-    both.add_row("GPU pool, slots per layer", f"{resident.pool:,}", f"{offloaded.pool:,} ({part:.0%})")
-    both.add_row("GPU pool, all layers", settings.readable(rows["resident"]), settings.readable(rows["offloaded"]))
-    both.add_row("host pool", settings.readable(report["host_pool_bytes"]), settings.readable(report["host_pool_bytes"]))
-    both.add_row("hit rate", f"{resident.hit_rate.mean():.1%}", f"{offloaded.hit_rate.mean():.1%}")
-    both.add_row("rows fetched", f"{int(resident.misses.sum()):,}", f"{int(offloaded.misses.sum()):,}")
-    both.add_row("bytes fetched", settings.readable(int(resident.misses.sum()) * offloaded.plan.shape.row_bytes),
-                 settings.readable(report["recalled_bytes"]))  # fmt: skip
-    both.add_row("time per step, median", f"{report['step_ms']['resident']:.1f} ms",
-                 f"{report['step_ms']['offloaded']:.1f} ms")  # fmt: skip
-    both.add_row("generated tokens", "", verdict(report["tokens_equal"]))
-    both.add_row("selections", "", verdict(report["selections_equal"]))
+    both.add_column("")
+    both.add_column("pool for everything", justify="right")
+    both.add_column(f"pool for {offloaded.pool / resident.pool:.0%}", justify="right")
+    row("slots per layer", resident.pool, offloaded.pool)
+    row("GPU pool, all layers", *(size(report["gpu_pool_bytes"][name]) for name in ("resident", "offloaded")))
+    row("host pool", *[size(report["host_pool_bytes"])] * 2)
+    row("hit rate", f"{resident.hit_rate.mean():.1%}", f"{offloaded.hit_rate.mean():.1%}")
+    row("rows fetched", *fetched)
+    row("of them again, after eviction", 0, sum(report["recalled_again"]))
+    row("bytes fetched", *(size(rows * row_bytes) for rows in fetched))
+    row("time per step, median", *(f"{report['step_ms'][name]:.1f} ms" for name in ("resident", "offloaded")))
+    row("generated tokens", "", verdict(report["tokens_equal"]))
+    row("selections", "", verdict(report["selections_equal"]))
     console.print(both)
 
-    layers = Table(title="offloaded, by layer")
-    for name in ("layer", "hit rate", "rows fetched", "fetched per step", "selections, all steps"):
+    layers = Table(title=f"pool for {offloaded.pool / resident.pool:.0%}, by layer")
+    for name in ("layer", "hit rate", "rows fetched", "again", "per step", "selections, all steps"):
         layers.add_column(name, justify="right")
     steps = len(offloaded.tokens)
-    for layer, (rate, misses) in enumerate(zip(report["hit_rate"], report["recalled_rows"], strict=True)):
+    for layer, rate in enumerate(report["hit_rate"]):
+        misses, again = report["recalled_rows"][layer], report["recalled_again"][layer]
         same = np.array_equal(resident.selections[:, layer], offloaded.selections[:, layer])
-        layers.add_row(str(layer), f"{rate:.1%}", f"{misses:,}", f"{misses / steps:.1f}", verdict(same))
+        layers.add_row(str(layer), f"{rate:.1%}", f"{misses:,}", f"{again:,}", f"{misses / steps:.1f}", verdict(same))
     console.print(layers)
     console.print(f"reading {report['prefill_seconds']:.1f} s, everything {report['seconds']:.1f} s")
 
 
-def _plot(path: Path, resident: Decoded, offloaded: Decoded, options: argparse.Namespace) -> None:
+def _plot(path: Path, resident: Decoded, offloaded: Decoded) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    rates = offloaded.hit_rate
-    layers = np.arange(rates.shape[1])
-    left.bar(layers - 0.2, 100 * resident.hit_rate.mean(axis=0), 0.4, label="everything resident", color="#b8c4d0")
-    left.bar(layers + 0.2, 100 * rates.mean(axis=0), 0.4, label=f"pool of {offloaded.pool:,} slots", color="#1f6f8b")
-    left.set(xlabel="layer", ylabel="hit rate, %", title="Hit rate per layer", xticks=layers, ylim=(0, 105))
-    left.legend(loc="lower right", frameon=False)
+    layers = np.arange(offloaded.hit_rate.shape[1])
+    hits = 100 * offloaded.hit_rate.mean(axis=0)
+    first_uses = 100 - 100 * resident.hit_rate.mean(axis=0)
+    left.bar(layers, hits, 0.6, label="in the pool", color="#1f6f8b")
+    left.bar(layers, first_uses, 0.6, bottom=hits, label="fetched, first use", color="#b8c4d0")
+    left.bar(layers, np.maximum(0, 100 - hits - first_uses), 0.6, bottom=hits + first_uses,
+             label="fetched again", color="#c0392b")  # fmt: skip
+    least = min(100.0, float(hits.min()))
+    left.set(xlabel="layer", ylabel="selected rows, %", xticks=layers, ylim=(max(0.0, 2 * least - 101), 100))
+    left.set_title(f"Hit rate per layer, pool of {offloaded.pool:,} slots")
+    left.legend(loc="lower right", framealpha=0.9)
     for layer, counts in enumerate(working_set(offloaded.selections).T):
-        right.plot(counts, label=f"layer {layer}", color=pyplot.get_cmap("viridis")(layer / max(1, len(layers))))
-    right.axhline(offloaded.pool, color="#c0392b", linestyle="--", label="slots in the small pool")
-    right.set(xlabel="step", ylabel="rows", title=f"Working set: rows selected in the last {_WINDOW} steps")
-    right.set_ylim(bottom=0)
-    right.legend(frameon=False, fontsize="small")
-    total = resident.pool
-    figure.suptitle(f"{options.sessions} sessions, {total:,} tokens in all, pool of {offloaded.pool / total:.0%}")
+        color = pyplot.get_cmap("viridis")(layer / len(layers))
+        right.plot(counts, label=f"layer {layer}", color=color)
+    right.axhline(offloaded.pool, color="#c0392b", linestyle="--", label="slots in the pool")
+    right.set(xlabel="step", ylabel="rows", ylim=(0, 1.35 * offloaded.pool))
+    right.set_title(f"Working set: rows selected in the last {_WINDOW} steps")
+    right.legend(loc="upper right", ncols=2, frameon=False, fontsize="small")
+    sessions = offloaded.tokens.shape[1]
+    figure.suptitle(
+        f"{sessions} sessions, {resident.pool:,} tokens, {offloaded.pool / resident.pool:.0%} of them in the pool"
+    )
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

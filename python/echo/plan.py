@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     device = "cuda" if options.gpu_memory else given.get("device", "auto")
     here = echo.machine_limits("cpu" if options.gpu_memory else device)
     limits = echo.MachineLimits(
-        device_bytes=options.gpu_memory or here.device_bytes, host_bytes=options.host_memory or here.host_bytes
+        device_bytes=options.gpu_memory or here.device_bytes,
+        host_bytes=options.host_memory or here.host_bytes,
     )
     if device == "auto":
         device = "cuda" if limits.device_bytes else "cpu"
