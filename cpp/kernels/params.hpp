@@ -43,6 +43,17 @@ struct ShapeView {
   IndexKeyFormat index_key_format;
 };
 
+inline ShapeView shape_view(const ModelShape& shape) {
+  return {.index_heads = shape.index_heads,
+          .index_dim = shape.index_dim,
+          .query_heads = shape.query_heads,
+          .latent_dim = shape.latent_dim,
+          .rope_dim = shape.rope_dim,
+          .top_k = shape.top_k,
+          .row_format = shape.row_format,
+          .index_key_format = shape.index_key_format};
+}
+
 /// append: for each row that is no padding, encodes kv and writes it to its host row and, with to_slots, to a slot
 /// (allocated, stamped with *step.tick, mapped; an already mapped row keeps its slot); encodes index_key into its
 /// place in the index cache. kv_dtype u8 means rows are encoded already. index_key may be null.

@@ -21,6 +21,7 @@ struct ScratchSizes {
   std::int32_t rows;        ///< of a pass
   std::int32_t block_rows;  ///< of one row block
   std::int32_t slots;       ///< of one layer's pool
+  std::int64_t host_rows;
   std::int32_t splits;      ///< of attention
 };
 

@@ -14,14 +14,7 @@ ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> 
       device(*memory),
       plan(plan_),
       step(step_),
-      shape{.index_heads = plan_.shape.index_heads,
-            .index_dim = plan_.shape.index_dim,
-            .query_heads = plan_.shape.query_heads,
-            .latent_dim = plan_.shape.latent_dim,
-            .rope_dim = plan_.shape.rope_dim,
-            .top_k = plan_.shape.top_k,
-            .row_format = plan_.shape.row_format,
-            .index_key_format = plan_.shape.index_key_format},
+      shape(shape_view(plan_.shape)),
       prefill(prefill_) {
   const auto most = static_cast<std::int32_t>(plan.block_rows);
   for (std::int32_t first = 0; first < step.rows; first += most) {

@@ -11,13 +11,34 @@
 namespace echo {
 namespace {
 
-Plan plan_for(const ModelShape& shape, RuntimeConfig config, const std::string& device) {
-  config.device = device;
-  Plan plan = make_plan(shape, config, machine_limits(device));
+void require_fit(const Plan& plan) {
   if (!plan.fits()) {
     throw CapacityError("host_tokens, gpu_slots: the runtime does not fit this machine\n" + plan.table());
   }
+}
+
+Plan plan_for(const ModelShape& shape, RuntimeConfig config, const std::string& device) {
+  config.device = device;
+  Plan plan = make_plan(shape, config, machine_limits(device));
+  require_fit(plan);
   return plan;
+}
+
+/// Gives the backend its working memory, as one more item of the plan.
+std::shared_ptr<Backend> prepared(std::shared_ptr<Backend> backend, Plan& plan) {
+  const ScratchSizes sizes{.shape = shape_view(plan.shape),
+                           .layers = plan.shape.layers,
+                           .rows = static_cast<std::int32_t>(plan.pass_rows),
+                           .block_rows = static_cast<std::int32_t>(plan.block_rows),
+                           .slots = static_cast<std::int32_t>(plan.config.gpu_slots),
+                           .host_rows = plan.config.host_tokens,
+                           .splits = static_cast<std::int32_t>(plan.config.attention_splits)};
+  if (const auto bytes = static_cast<std::int64_t>(backend->scratch_bytes(sizes)); bytes > 0) {
+    plan.items.push_back({"scratch", MemoryPlace::device, bytes, 1, "working memory of the kernels"});
+    require_fit(plan);
+  }
+  backend->prepare(sizes);
+  return backend;
 }
 
 }  // namespace
@@ -25,7 +46,7 @@ Plan plan_for(const ModelShape& shape, RuntimeConfig config, const std::string& 
 RuntimeImpl::RuntimeImpl(const ModelShape& shape, const RuntimeConfig& config)
     : device_name_(resolve_device(config.device)),
       plan_(plan_for(shape, config, device_name_)),
-      backend_(make_backend(device_name_, plan_.config)),
+      backend_(prepared(make_backend(device_name_, plan_.config), plan_)),
       pool_(std::make_shared<HostPool>(backend_, plan_)),
       state_(std::make_shared<DeviceState>(backend_, plan_, *pool_)),
       blocks_(static_cast<std::int32_t>(plan_.host_blocks)),
