@@ -45,12 +45,12 @@ if(TARGET echo_reference)
 endif()
 
 # Its inner loops: the same files once per instruction set, each in a namespace of its own; which one
-# runs is decided at run time.
+# runs is decided at run time. All give the same bits.
 echo_glob(sources reference/simd/*.cpp)
 function(echo_add_simd name)
   echo_add_objects(echo_${name} ${sources})
   target_compile_definitions(echo_${name} PRIVATE ECHO_SIMD_NAMESPACE=${name})
-  target_compile_options(echo_${name} PRIVATE -Wno-psabi ${ARGN})
+  target_compile_options(echo_${name} PRIVATE -Wno-psabi -ffp-contract=off ${ARGN})
 endfunction()
 if(sources)
   echo_add_simd(simd_base)

@@ -14,6 +14,10 @@ target_link_libraries(_core PRIVATE echo::echo echo_options)
 # In the package: echo/_core*.so, echo/lib/libecho.so.
 set_target_properties(_core PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
 
-# Imports the extension, which works without a GPU: nothing touches CUDA at import.
-nanobind_add_stub(echo_stub MODULE _core PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core
-                  OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/_core.pyi")
+# The stub generator imports the extension by its full name, as part of an empty package. That works
+# without a GPU: nothing touches CUDA at import.
+set(stub_path "${PROJECT_BINARY_DIR}/stubs")
+set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${stub_path}/echo")
+file(WRITE "${stub_path}/echo/__init__.py" "")
+nanobind_add_stub(echo_stub MODULE echo._core PYTHON_PATH "${stub_path}" DEPENDS _core
+                  OUTPUT "${PROJECT_BINARY_DIR}/_core.pyi")

@@ -34,6 +34,8 @@ class CacheOps {
 
  private:
   void restamp(std::int32_t slot, std::int32_t stamp);
+  /// Moves the clock hand to the next slot that `limit` lets go, over at most `left` slots.
+  std::int32_t next_victim(std::int32_t limit, std::int32_t& left);
   void evict(std::int32_t slot);
 
   LayerView layer_;

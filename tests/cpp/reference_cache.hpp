@@ -1,0 +1,125 @@
+#pragma once
+// A layer of raw rows whose residency state is checked after every verb.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "reference_world.hpp"
+
+namespace echo::reference_test {
+
+inline constexpr std::int32_t kTopK = 8;
+
+/// Bytes that tell rows and their versions apart.
+inline std::vector<std::byte> row_pattern(std::int32_t host_row, std::int32_t version,
+                                          std::size_t bytes) {
+  std::vector<std::byte> row(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    row[i] =
+        static_cast<std::byte>(static_cast<std::size_t>(host_row * 131 + version * 17) + i * 7);
+  }
+  return row;
+}
+
+inline bool equal(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return std::ranges::equal(a, b);
+}
+
+/// A raw-row layer with verbs, each checked for the invariants afterwards.
+class Cache {
+ public:
+  explicit Cache(const WorldSizes& sizes, std::int64_t threads = 1)
+      : world(small_shape(RowFormat::raw, IndexKeyFormat::fp32, kTopK), sizes), backend_(threads) {}
+
+  void append(bool to_slots, std::int32_t version = 0) {
+    const auto bytes = static_cast<std::size_t>(row_bytes_of(world.shape));
+    std::vector<std::byte> kv;
+    for (std::size_t row = 0; row < world.positions.size(); ++row) {
+      const auto pattern = row_pattern(host_row_of_pass(row), version, bytes);
+      kv.insert(kv.end(), pattern.begin(), pattern.end());
+    }
+    backend_.append({.layer = world.layer(),
+                     .step = world.step(),
+                     .shape = world.shape,
+                     .kv = kv.data(),
+                     .kv_dtype = DType::u8,
+                     .index_key = nullptr,
+                     .index_key_dtype = DType::f32,
+                     .to_slots = to_slots});
+    check();
+  }
+
+  std::vector<std::int32_t> recall(const std::vector<std::int32_t>& selection) {
+    return recall(selection, world.all_rows());
+  }
+  std::vector<std::int32_t> recall(const std::vector<std::int32_t>& selection, BlockView block) {
+    std::vector<std::int32_t> slots(selection.size(), 1 << 30);
+    try {
+      backend_.recall({.layer = world.layer(),
+                       .step = world.step(),
+                       .block = block,
+                       .shape = world.shape,
+                       .selection = selection.data(),
+                       .slots = slots.data()});
+    } catch (...) {
+      check();
+      throw;
+    }
+    check();
+    return slots;
+  }
+
+  void release(std::vector<RowRun> runs) {
+    const LayerView layer = world.layer();
+    backend_.release({&layer, 1}, runs);
+    check();
+  }
+
+  std::int32_t host_row_of_pass(std::size_t row) const {
+    const std::int32_t position = world.positions[row];
+    return position == kNone
+               ? kNone
+               : world.host_row_at(static_cast<std::int32_t>(row) / world.sizes.query_rows,
+                                   position);
+  }
+
+  /// Maps are inverse, stamps and counts fit them, the histogram equals a recount.
+  void check() {
+    std::int32_t used = 0;
+    std::map<std::int32_t, std::int32_t> recount;
+    const ReplacementState& state = world.replacement;
+    for (std::int32_t slot = 0; slot < world.sizes.slots; ++slot) {
+      const std::int32_t row = world.host_of[static_cast<std::size_t>(slot)];
+      const std::int32_t stamp = world.stamp[static_cast<std::size_t>(slot)];
+      EXPECT_EQ(row == kNone, stamp == kFree) << slot;
+      if (row != kNone) {
+        EXPECT_EQ(world.slot_of[static_cast<std::size_t>(row)], slot);
+        ++used;
+      }
+      if (stamp != kFree && stamp > state.last_tick - kWindow) {
+        ++recount[stamp % kWindow];
+      }
+    }
+    for (std::size_t row = 0; row < world.slot_of.size(); ++row) {
+      const std::int32_t slot = world.slot_of[row];
+      if (slot != kNone) {
+        EXPECT_EQ(world.host_of[static_cast<std::size_t>(slot)], static_cast<std::int32_t>(row));
+      }
+    }
+    for (std::int32_t i = 0; i < kWindow; ++i) {
+      EXPECT_EQ(state.recent[i], recount[i]) << i;
+    }
+    EXPECT_EQ(state.used, used);
+  }
+
+  World world;
+
+ private:
+  CpuBackend backend_;
+};
+
+}  // namespace echo::reference_test

@@ -1,0 +1,181 @@
+// append, recall and release: what they write, count and refuse.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "echo/errors.hpp"
+#include "kernels/number_formats.hpp"
+#include "reference_cache.hpp"
+
+namespace echo::reference_test {
+namespace {
+
+TEST(Recall, FetchesMissesOnceAndKeepsTheOrder) {
+  Cache cache({.slots = 18, .batch = 1, .query_rows = 2});
+  cache.world.positions = {10, 11};
+  for (std::int32_t position = 0; position <= 11; ++position) {
+    const std::int32_t row = cache.world.host_row_at(0, position);
+    const auto pattern = row_pattern(row, 3, 48);
+    std::ranges::copy(pattern, cache.world.host_bytes(row).begin());
+  }
+  const std::vector<std::int32_t> selection = {0,     kNone, 3, 4, kNone, 9,  10,    kNone,  //
+                                               kNone, 3,     4, 5, 9,     11, kNone, 11};
+  const std::vector<std::int32_t> slots = cache.recall(selection);
+  for (std::size_t i = 0; i < selection.size(); ++i) {
+    if (selection[i] == kNone) {
+      EXPECT_EQ(slots[i], kNone);
+      continue;
+    }
+    const std::int32_t row = cache.world.host_row_at(0, selection[i]);
+    EXPECT_EQ(cache.world.host_of[static_cast<std::size_t>(slots[i])], row);
+    EXPECT_TRUE(equal(cache.world.slot_bytes(slots[i]), row_pattern(row, 3, 48)));
+  }
+  EXPECT_EQ(cache.world.counters.misses, 7);  // 0 3 4 9 10 5 11
+  EXPECT_EQ(cache.world.counters.hits, 4);    // 3 4 9 11 again
+  EXPECT_EQ(cache.recall(selection), slots);  // a warm recall is a fixed point
+  EXPECT_EQ(cache.world.counters.misses, 7);
+  EXPECT_EQ(cache.world.counters.hits, 15);
+}
+
+TEST(Recall, BadSelectionsChangeNothing) {
+  Cache cache({.slots = 18, .batch = 1, .query_rows = 2});
+  cache.world.positions = {10, 11};
+  for (const std::int32_t bad : {11, 256, -2, std::numeric_limits<std::int32_t>::min(), 1 << 30}) {
+    std::vector<std::int32_t> selection(16, kNone);
+    selection[8] = 11;  // fine for the second row
+    selection[3] = bad;
+    try {
+      cache.recall(selection);
+      FAIL() << bad;
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(std::string(error.what()).rfind("selection", 0), 0U) << error.what();
+    }
+    EXPECT_EQ(cache.world.replacement.used, 0);
+    EXPECT_EQ(cache.world.replacement.last_tick, 0);
+  }
+}
+
+TEST(Recall, PaddingRowsChangeNothing) {
+  Cache cache({.slots = 18, .batch = 2});
+  const std::vector<std::int32_t> slots = cache.recall(std::vector<std::int32_t>(16, 5));
+  EXPECT_EQ(slots, std::vector<std::int32_t>(16, kNone));
+  EXPECT_EQ(cache.world.replacement.used, 0);
+}
+
+TEST(Recall, APoolThatIsTooSmallRefusesAndStaysWhole) {
+  Cache cache({.slots = 4, .batch = 1});
+  cache.world.positions = {20};
+  EXPECT_THROW(cache.recall({0, 1, 2, 3, 4, kNone, kNone, kNone}), StateError);
+  EXPECT_EQ(cache.world.replacement.used, 0);
+  cache.recall({0, 1, 2, 3, kNone, kNone, kNone, kNone});
+  cache.world.tick = 2;
+  EXPECT_THROW(cache.recall({3, 4, 5, 6, 7, kNone, kNone, kNone}), StateError);
+  cache.recall({3, 4, 5, 6, kNone, kNone, kNone, kNone});
+  EXPECT_EQ(cache.world.counters.evictions, 3);
+}
+
+TEST(Append, WritesHostRowSlotAndIndexKey) {
+  for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152, RowFormat::fp32}) {
+    World world(small_shape(format, IndexKeyFormat::fp8), {.batch = 2, .query_rows = 2});
+    world.positions = {63, 64, kNone, kNone};
+    const auto kv = normal_floats(
+        4 * static_cast<std::size_t>(world.shape.latent_dim + world.shape.rope_dim), 1);
+    const auto keys = normal_floats(4 * static_cast<std::size_t>(world.shape.index_dim), 2);
+    const AppendParams params{.layer = world.layer(),
+                              .step = world.step(),
+                              .shape = world.shape,
+                              .kv = kv.data(),
+                              .kv_dtype = DType::f32,
+                              .index_key = keys.data(),
+                              .index_key_dtype = DType::f32,
+                              .to_slots = true};
+    CpuBackend(1).append(params);
+    EXPECT_EQ(world.counters.appended, 2);
+    EXPECT_EQ(world.replacement.used, 2);
+    for (const std::int32_t position : {63, 64}) {
+      const std::int32_t row = world.host_row_at(0, position);
+      const std::int32_t slot = world.slot_of[static_cast<std::size_t>(row)];
+      ASSERT_NE(slot, kNone);
+      EXPECT_TRUE(equal(world.slot_bytes(slot), world.host_bytes(row)));
+      float scale = 0.0F;
+      const std::byte* block = world.index_keys.data() + row / 64 * world.index_block_bytes();
+      std::memcpy(&scale, block + 64 * 32 + row % 64 * 4, sizeof scale);
+      for (std::int32_t d = 0; d < 32; ++d) {
+        const float value = keys[static_cast<std::size_t>((position - 63) * 32 + d)];
+        EXPECT_EQ(block[row % 64 * 32 + d], std::byte{to_e4m3(value / scale)});
+      }
+    }
+    // Everything else is still as it was, the gaps between host rows too.
+    const auto written = 2 * (static_cast<std::size_t>(row_bytes_of(world.shape)));
+    const auto untouched = std::ranges::count(world.slab, std::byte{0xFF});
+    EXPECT_GE(untouched, static_cast<std::ptrdiff_t>(world.slab.size() - written));
+  }
+}
+
+TEST(Append, AMappedRowKeepsItsSlotAndPrefillUnmapsIt) {
+  Cache cache({.batch = 1});
+  cache.world.positions = {7};
+  cache.append(true, 1);
+  const std::int32_t row = cache.host_row_of_pass(0);
+  const std::int32_t slot = cache.world.slot_of[static_cast<std::size_t>(row)];
+  cache.world.tick = 2;
+  cache.append(true, 2);
+  EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(row)], slot);
+  EXPECT_EQ(cache.world.stamp[static_cast<std::size_t>(slot)], 2);
+  EXPECT_TRUE(equal(cache.world.slot_bytes(slot), row_pattern(row, 2, 48)));
+  EXPECT_EQ(cache.world.counters.appended, 2);
+  cache.append(false, 3);
+  EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(row)], kNone);
+  EXPECT_EQ(cache.world.replacement.used, 0);
+  EXPECT_TRUE(equal(cache.world.host_bytes(row), row_pattern(row, 3, 48)));
+  EXPECT_EQ(cache.world.counters.appended, 2);
+}
+
+TEST(Append, RefusesBeforeWriting) {
+  Cache cache({.slots = 1, .host_blocks = 8, .batch = 2});
+  const auto slab = cache.world.slab;
+  cache.world.positions = {3, 3};
+  EXPECT_THROW(cache.append(true), StateError);  // two rows, one slot
+  cache.world.block_table[4] = cache.world.block_table[0];
+  EXPECT_THROW(cache.append(false), StateError);  // both to the same host row
+  cache.world.block_table[0] = 100;
+  EXPECT_THROW(cache.append(false), StateError);
+  EXPECT_TRUE(cache.world.slab == slab);
+  cache.check();
+}
+
+TEST(Release, FreesSlotsAndRefusesWhatIsOutside) {
+  Cache cache({.slots = 18, .batch = 1});
+  cache.world.positions = {40};
+  cache.recall({0, 1, 2, 3, 30, 31, 32, 33});
+  const std::int32_t first = cache.world.host_row_at(0, 0);
+  cache.release({{first + 1, 2}, {first + 30, 2}, {first + 50, 5}});
+  EXPECT_EQ(cache.world.replacement.used, 4);
+  EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(first)] == kNone, false);
+  EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(first + 31)], kNone);
+  EXPECT_THROW(cache.release({{first, 1}, {255, 2}}), InvalidArgument);
+  EXPECT_THROW(cache.release({{-1, 2}}), InvalidArgument);
+  EXPECT_EQ(cache.world.replacement.used, 4);
+}
+
+TEST(Recall, BlocksOfOnePassHaveTicksOfTheirOwn) {
+  Cache cache({.slots = kTopK + 1, .batch = 1, .query_rows = 4});
+  cache.world.positions = {200, 201, 202, 203};
+  for (std::int32_t block = 0; block < 4; ++block) {
+    std::vector<std::int32_t> selection(kTopK);
+    for (std::int32_t j = 0; j < kTopK; ++j) {
+      selection[static_cast<std::size_t>(j)] = block * 50 + j;
+    }
+    const auto slots = cache.recall(selection, {.first = block, .count = 1, .tick_offset = block});
+    EXPECT_EQ(std::set<std::int32_t>(slots.begin(), slots.end()).size(),
+              static_cast<std::size_t>(kTopK));
+  }
+}
+
+}  // namespace
+}  // namespace echo::reference_test
