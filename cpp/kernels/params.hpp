@@ -121,8 +121,8 @@ struct AttendParams {
 };
 
 /// commit: folds the k-th scores of a pass into the thresholds, rows in order:
-/// threshold[session, layer] = alpha * threshold + (1 - alpha) * kth, or kth where the threshold is NaN; NaN k-th
-/// scores are skipped. Leaves every kth_score NaN.
+/// threshold[session, layer] = alpha * threshold + (1 - alpha) * kth, or kth where the threshold is NaN; k-th scores
+/// that are not finite are skipped, since an average would never forget them. Leaves every kth_score NaN.
 struct CommitParams {
   StepView step;
   std::int32_t layers;

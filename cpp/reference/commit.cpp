@@ -12,7 +12,7 @@ void commit_thresholds(const CommitParams& params) {
     float* scores = params.kth_score + layer * params.kth_stride;
     for (std::int32_t row = 0; row < params.step.rows; ++row) {
       const std::int32_t session = params.step.session[row];
-      if (session == kNone || std::isnan(scores[row])) {
+      if (session == kNone || !std::isfinite(scores[row])) {
         continue;
       }
       float& threshold =
