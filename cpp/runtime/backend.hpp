@@ -66,6 +66,10 @@ class Backend {
   /// Waits until everything called so far has happened; throws what went wrong in it.
   virtual void synchronize() = 0;
 
+  /// Marks all that was called so far; done(mark) tells, without waiting, whether it has happened.
+  virtual std::uint64_t mark() { return 0; }
+  virtual bool done(std::uint64_t /*mark*/) { return true; }
+
   /// Records `body` (verbs and whatever a model does) and returns what replays it. The CPU backend replays by
   /// running it again.
   virtual std::function<void()> capture(const std::function<void()>& body) = 0;

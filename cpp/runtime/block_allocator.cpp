@@ -5,7 +5,8 @@
 
 namespace echo {
 
-BlockAllocator::BlockAllocator(std::int32_t blocks) : free_blocks_(blocks) {
+BlockAllocator::BlockAllocator(std::int32_t blocks)
+    : holders_(static_cast<std::size_t>(blocks)), free_blocks_(blocks) {
   if (blocks > 0) {
     runs_.emplace(0, blocks);
   }
@@ -34,7 +35,23 @@ std::optional<std::vector<std::int32_t>> BlockAllocator::allocate(std::int32_t c
   return blocks;
 }
 
-void BlockAllocator::free(std::span<const std::int32_t> blocks) {
+void BlockAllocator::share(std::span<const std::int32_t> blocks) {
+  for (const std::int32_t block : blocks) {
+    ++holders_[static_cast<std::size_t>(block)];
+  }
+}
+
+std::vector<std::int32_t> BlockAllocator::drop(std::span<const std::int32_t> blocks) {
+  std::vector<std::int32_t> orphans;
+  for (const std::int32_t block : blocks) {
+    if (--holders_[static_cast<std::size_t>(block)] == 0) {
+      orphans.push_back(block);
+    }
+  }
+  return orphans;
+}
+
+void BlockAllocator::recycle(std::span<const std::int32_t> blocks) {
   for (std::size_t i = 0; i < blocks.size();) {
     std::size_t end = i + 1;
     while (end < blocks.size() && blocks[end] == blocks[end - 1] + 1) {
@@ -57,6 +74,7 @@ void BlockAllocator::take(Runs::iterator run, std::int32_t count, std::vector<st
   const auto [first, length] = *run;
   for (std::int32_t i = 0; i < count; ++i) {
     out.push_back(first + i);
+    holders_[static_cast<std::size_t>(first + i)] = 1;
   }
   runs_.erase(run);
   if (count < length) {

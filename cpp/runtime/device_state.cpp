@@ -60,8 +60,17 @@ void DeviceState::clear_kth_scores() const {
 }
 
 void DeviceState::clear_thresholds(std::int32_t session) const {
-  const std::size_t row = views_.size() * sizeof(float);
-  backend_->fill(thresholds_.data() + static_cast<std::size_t>(session) * row, kUnset, row);
+  backend_->fill(thresholds_of(session), kUnset, views_.size() * sizeof(float));
+}
+
+std::vector<float> DeviceState::read_thresholds(std::int32_t session) const {
+  std::vector<float> values(views_.size());
+  backend_->copy_to_host(values.data(), thresholds_of(session), values.size() * sizeof(float));
+  return values;
+}
+
+void DeviceState::write_thresholds(std::int32_t session, const std::vector<float>& values) const {
+  backend_->copy_to_device(thresholds_of(session), values.data(), values.size() * sizeof(float));
 }
 
 std::vector<LayerStats> DeviceState::read_stats() const {

@@ -34,8 +34,10 @@ class DeviceState {
   void forget_residency() const;
   /// Forgets the k-th scores of a pass that failed.
   void clear_kth_scores() const;
-  /// Makes all thresholds of a session unknown.
+  /// Thresholds of a session, [layers]; cleared means unknown (NaN).
   void clear_thresholds(std::int32_t session) const;
+  std::vector<float> read_thresholds(std::int32_t session) const;
+  void write_thresholds(std::int32_t session, const std::vector<float>& values) const;
   std::vector<LayerStats> read_stats() const;
   CacheState read_layer(std::int32_t layer) const;
 
@@ -47,6 +49,10 @@ class DeviceState {
     Buffer host_of;
     Buffer stamp;
   };
+
+  float* thresholds_of(std::int32_t session) const {
+    return thresholds() + static_cast<std::size_t>(session) * views_.size();
+  }
 
   std::shared_ptr<Backend> backend_;  // its memory resource must outlive the memory
   std::vector<LayerBuffers> buffers_;

@@ -61,72 +61,10 @@ void RuntimeImpl::require_open() const {
   }
 }
 
-RuntimeImpl::State& RuntimeImpl::usable(const Session& session) const {
-  if (session.state_ == nullptr || session.state_->runtime.lock().get() != this) {
-    throw InvalidArgument("session: it was not opened by this runtime");
-  }
-  if (session.state_->closed) {
-    throw StateError("session: session " + std::to_string(session.state_->id) + " is closed");
-  }
-  return *session.state_;
-}
-
-void RuntimeImpl::require_room(const State& session, std::int64_t tokens) const {
-  if (session.length + tokens > session.capacity) {
-    throw CapacityError("tokens: session " + std::to_string(session.id) + " holds " +
-                        std::to_string(session.length) + " of " + std::to_string(session.capacity) +
-                        " tokens, no room for " + std::to_string(tokens) + " more");
-  }
-}
-
-Session RuntimeImpl::open_session(std::int64_t max_tokens) {
-  const InUse in_use(in_use_);
-  require_open();
-  if (max_tokens < 1 || max_tokens > plan_.config.max_context) {
-    throw InvalidArgument("max_tokens: " + std::to_string(max_tokens) + " given, expected 1 to max_context = " +
-                          std::to_string(plan_.config.max_context));
-  }
-  const auto place = std::find(open_.begin(), open_.end(), nullptr);
-  if (place == open_.end()) {
-    throw CapacityError("max_sessions: all " + std::to_string(open_.size()) + " sessions are open");
-  }
-  const auto count = static_cast<std::int32_t>((max_tokens + kBlockTokens - 1) / kBlockTokens);
-  std::optional<std::vector<std::int32_t>> blocks = blocks_.allocate(count);
-  if (!blocks) {
-    throw CapacityError("max_tokens: " + std::to_string(max_tokens) + " tokens need " + std::to_string(count) +
-                        " blocks of 64 host rows, " + std::to_string(blocks_.free_blocks()) + " of " +
-                        std::to_string(plan_.host_blocks) + " are free");
-  }
-  auto state = std::make_shared<State>();
-  state->id = sessions_opened_++;
-  state->index = static_cast<std::int32_t>(place - open_.begin());
-  state->capacity = max_tokens;
-  state->blocks = std::move(*blocks);
-  state->runtime = weak_from_this();
-  state_->clear_thresholds(state->index);
-  *place = state;
-  return Session(state);
-}
-
-void RuntimeImpl::close_session(State& session) {
-  const InUse in_use(in_use_);
-  if (session.closed) {
-    return;
-  }
-  backend_->release(state_->layers(), row_runs(session, 0, session.length));
-  session.closed = true;
-  blocks_.free(session.blocks);
-  open_[static_cast<std::size_t>(session.index)] = nullptr;
-}
-
 std::vector<float> RuntimeImpl::thresholds(const Session& session) {
   const InUse in_use(in_use_);
   require_open();
-  const State& state = usable(session);
-  std::vector<float> values(static_cast<std::size_t>(plan_.shape.layers));
-  backend_->copy_to_host(values.data(), state_->thresholds() + static_cast<std::int64_t>(state.index) * plan_.shape.layers,
-                         values.size() * sizeof(float));
-  return values;
+  return state_->read_thresholds(usable(session).index);
 }
 
 RuntimeStats RuntimeImpl::stats() {
@@ -136,7 +74,7 @@ RuntimeStats RuntimeImpl::stats() {
           .steps = steps_,
           .prefill_tokens = prefill_tokens_,
           .sessions = std::ssize(open_) - std::count(open_.begin(), open_.end(), nullptr),
-          .free_host_tokens = static_cast<std::int64_t>(blocks_.free_blocks()) * kBlockTokens,
+          .free_host_tokens = free_blocks() * kBlockTokens,
           .host_tokens = plan_.config.host_tokens,
           .device_bytes = plan_.total(MemoryPlace::device),
           .host_bytes = plan_.total(MemoryPlace::host),
@@ -192,21 +130,6 @@ std::int32_t RuntimeImpl::take_ticks(std::size_t blocks) {
   const std::int32_t first = tick_ + 1;
   tick_ += count;
   return first;
-}
-
-std::vector<RowRun> RuntimeImpl::row_runs(const State& session, std::int64_t begin, std::int64_t end) const {
-  std::vector<RowRun> runs;
-  for (std::int64_t position = begin; position < end;) {
-    const std::int64_t in_block = std::min(end - position, kBlockTokens - position % kBlockTokens);
-    const std::int32_t row = host_row(session.blocks.data(), static_cast<std::int32_t>(position));
-    if (!runs.empty() && runs.back().first + runs.back().count == row) {
-      runs.back().count += static_cast<std::int32_t>(in_block);
-    } else {
-      runs.push_back({.first = row, .count = static_cast<std::int32_t>(in_block)});
-    }
-    position += in_block;
-  }
-  return runs;
 }
 
 }  // namespace echo

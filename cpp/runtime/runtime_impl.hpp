@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,6 +29,10 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   const std::string& device() const { return device_name_; }
   Session open_session(std::int64_t max_tokens);
   void close_session(detail::SessionState& session);
+  Session fork(const Session& session, std::int64_t max_tokens);
+  void truncate(detail::SessionState& session, std::int64_t length);
+  void pause(detail::SessionState& session);
+  void resume(detail::SessionState& session);
   void prefill(const Session& session, std::span<const std::int32_t> tokens, const Forward& forward);
   void capture(Forward forward, const std::vector<std::int32_t>& batch_sizes, std::int32_t query_rows,
                const Capturer& capturer);
@@ -60,6 +65,8 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   void require_open() const;
   /// The session's state; InvalidArgument or StateError naming `session` if it cannot be used here.
   State& usable(const Session& session) const;
+  /// The same, and not paused.
+  State& running(const Session& session) const;
   void require_room(const State& session, std::int64_t tokens) const;
   void check_batch(const Batch& batch) const;
   /// First of `blocks` new ticks, one for each block of a pass.
@@ -74,7 +81,21 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
 
   std::vector<KvRun> runs_of(const State& session, std::int32_t layer, std::int64_t tokens) const;
   KvRuns views_of(const State& session, std::int64_t tokens) const;
-  std::vector<RowRun> row_runs(const State& session, std::int64_t begin, std::int64_t end) const;
+  enum class Rows : std::uint8_t { all, own };
+  /// Host rows of positions [begin, end) as runs; with Rows::own without those that forks share.
+  std::vector<RowRun> row_runs(const State& session, std::int64_t begin, std::int64_t end,
+                               Rows which = Rows::all) const;
+
+  /// Free row of per-session state for a session of so many tokens; throws where there is none.
+  std::size_t free_place(std::int64_t max_tokens) const;
+  /// `count` blocks for a session of `max_tokens` tokens; CapacityError where there are not as many.
+  std::vector<std::int32_t> allocate_blocks(std::int64_t count, std::int64_t max_tokens);
+  /// Gives up blocks. Those that nobody else holds are reused once steps in flight are done with them.
+  void put_aside(const std::vector<std::int32_t>& blocks);
+  void reuse_finished();
+  std::int64_t free_blocks() const;
+  /// Copies the first `tokens` rows and the index keys of a block, all layers.
+  void copy_block(std::int32_t from, std::int32_t to, std::int64_t tokens);
   /// Calls copy(device address, offset in the session's keys, bytes) for each run of blocks.
   void for_each_key_run(const State& session, std::int32_t layer, std::int64_t tokens,
                         const std::function<void(std::byte*, std::size_t, std::size_t)>& copy) const;
@@ -85,6 +106,11 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   std::shared_ptr<HostPool> pool_;
   std::shared_ptr<DeviceState> state_;
   BlockAllocator blocks_;
+  struct PutAside {
+    std::uint64_t mark;
+    std::vector<std::int32_t> blocks;
+  };
+  std::deque<PutAside> put_aside_;  // oldest first
   ControlBlock control_;
 
   Forward forward_;

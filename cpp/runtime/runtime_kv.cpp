@@ -63,9 +63,7 @@ KvRuns RuntimeImpl::export_kv(const Session& session) {
       backend_->copy_to_host(keys + offset, device, bytes);
     });
   }
-  backend_->copy_to_host(kv.thresholds.data(),
-                         state_->thresholds() + static_cast<std::int64_t>(state.index) * plan_.shape.layers,
-                         kv.thresholds.size() * sizeof(float));
+  kv.thresholds = state_->read_thresholds(state.index);
   return kv;
 }
 
@@ -81,6 +79,9 @@ KvRuns RuntimeImpl::begin_import(const Session& session, std::int64_t tokens) {
     throw InvalidArgument("tokens: " + std::to_string(tokens) + " given, expected at least 1");
   }
   require_room(state, tokens);
+  if (state.used) {
+    backend_->synchronize();
+  }
   KvRuns kv = views_of(state, tokens);
   kv.writable = true;
   return kv;
@@ -112,8 +113,7 @@ void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
       backend_->copy_to_device(device, keys + offset, bytes);
     });
   }
-  backend_->copy_to_device(state_->thresholds() + static_cast<std::int64_t>(state.index) * plan_.shape.layers,
-                           filled.thresholds.data(), layers * sizeof(float));
+  state_->write_thresholds(state.index, filled.thresholds);
   state.length = filled.length;
 }
 

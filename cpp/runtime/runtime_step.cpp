@@ -31,6 +31,9 @@ void RuntimeImpl::run(ForwardPass& pass, const Forward& forward) {
 void RuntimeImpl::execute(const std::function<void()>& body, std::span<State* const> sessions,
                           std::int64_t new_tokens) {
   backend_->upload_control(state_->control(), control_.data(), control_.bytes());
+  for (State* session : sessions) {
+    session->used = true;
+  }
   try {
     body();
   } catch (...) {
@@ -52,7 +55,7 @@ void RuntimeImpl::roll_back(std::span<State* const> sessions, std::int64_t token
 void RuntimeImpl::prefill(const Session& session, std::span<const std::int32_t> tokens, const Forward& forward) {
   const InUse in_use(in_use_);
   require_open();
-  State& state = usable(session);
+  State& state = running(session);
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (count < 1 || count > plan_.config.prefill_chunk) {
     throw InvalidArgument("tokens: " + std::to_string(count) + " given, expected 1 to prefill_chunk = " +
@@ -118,7 +121,7 @@ void RuntimeImpl::check_batch(const Batch& batch) const {
                           std::to_string(batch.query_rows) + " for each of " + std::to_string(size) + " sessions");
   }
   for (std::size_t i = 0; i < size; ++i) {
-    const State& session = usable(batch.sessions[i]);
+    const State& session = running(batch.sessions[i]);
     require_room(session, batch.query_rows);
     for (std::size_t j = 0; j < i; ++j) {
       if (batch.sessions[j].state_ == batch.sessions[i].state_) {

@@ -17,6 +17,8 @@ struct SessionState {
   std::int64_t length = 0;
   std::int64_t capacity = 0;
   bool closed = false;
+  bool paused = false;
+  bool used = false;  ///< the device may have work in flight on its host rows
   std::vector<std::int32_t> blocks;
   std::weak_ptr<RuntimeImpl> runtime;
 };

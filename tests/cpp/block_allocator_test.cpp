@@ -30,8 +30,8 @@ TEST(BlockAllocator, TakesTheSmallestRunThatFits) {
   const auto keep_1 = *allocator.allocate(5);
   const auto b = *allocator.allocate(20);
   const auto keep_2 = *allocator.allocate(65);
-  allocator.free(a);
-  allocator.free(b);
+  allocator.recycle(allocator.drop(a));
+  allocator.recycle(allocator.drop(b));
   EXPECT_EQ(*allocator.allocate(10), a);
 }
 
@@ -41,8 +41,8 @@ TEST(BlockAllocator, TakesTheLargestRunsWhereNoneFits) {
   for (int i = 0; i < 4; ++i) {
     pieces.push_back(*allocator.allocate(3));
   }
-  allocator.free(pieces[0]);
-  allocator.free(pieces[2]);
+  allocator.recycle(allocator.drop(pieces[0]));
+  allocator.recycle(allocator.drop(pieces[2]));
   const auto blocks = *allocator.allocate(5);
   EXPECT_EQ(runs_in(blocks), 2);
   EXPECT_EQ(allocator.free_blocks(), 1);
@@ -53,7 +53,23 @@ TEST(BlockAllocator, RefusesWithoutChangingAnything) {
   const auto blocks = *allocator.allocate(4);
   EXPECT_FALSE(allocator.allocate(7).has_value());
   EXPECT_EQ(allocator.free_blocks(), 6);
-  allocator.free(blocks);
+  allocator.recycle(allocator.drop(blocks));
+  EXPECT_EQ(allocator.largest_run(), 10);
+}
+
+TEST(BlockAllocator, KeepsSharedBlocksUntilTheLastHolderDropsThem) {
+  BlockAllocator allocator(10);
+  const auto blocks = *allocator.allocate(4);
+  const std::vector<std::int32_t> two(blocks.begin(), blocks.begin() + 2);
+  allocator.share(two);
+  EXPECT_TRUE(allocator.shared(blocks[0]));
+  EXPECT_FALSE(allocator.shared(blocks[2]));
+  const auto orphans = allocator.drop(blocks);
+  EXPECT_EQ(orphans, std::vector<std::int32_t>(blocks.begin() + 2, blocks.end()));
+  EXPECT_FALSE(allocator.shared(blocks[0]));
+  EXPECT_EQ(allocator.free_blocks(), 6);
+  allocator.recycle(orphans);
+  allocator.recycle(allocator.drop(two));
   EXPECT_EQ(allocator.largest_run(), 10);
 }
 
@@ -86,13 +102,13 @@ TEST(BlockAllocator, NeverGivesABlockTwiceAndMergesWhatComesBack) {
       for (const std::int32_t block : held.back()) {
         owned.erase(block);
       }
-      allocator.free(held.back());
+      allocator.recycle(allocator.drop(held.back()));
       held.pop_back();
     }
     ASSERT_EQ(allocator.free_blocks(), kBlocks - static_cast<std::int32_t>(owned.size()));
   }
   for (const auto& blocks : held) {
-    allocator.free(blocks);
+    allocator.recycle(allocator.drop(blocks));
   }
   EXPECT_EQ(allocator.largest_run(), kBlocks);
 }

@@ -8,6 +8,8 @@
 
 namespace echo {
 
+class RuntimeImpl;
+
 namespace detail {
 struct SessionState;
 }
@@ -27,13 +29,25 @@ class ECHO_API Session {
   bool closed() const;
   /// Token position -> host row is blocks()[p / 64] * 64 + p % 64.
   const std::vector<std::int32_t>& blocks() const;
-  /// Gives back all host rows and GPU slots. Idempotent.
+  bool paused() const;
+
+  /// A new session with the same context and its own future, for `max_tokens` tokens (0: the same capacity).
+  /// Whole blocks of 64 tokens are shared, the last one is copied. Throws CapacityError.
+  Session fork(std::int64_t max_tokens = 0) const;
+  /// Forgets all tokens from `length` on (rejected speculation, an edited prompt).
+  void truncate(std::int64_t length);
+  /// Gives up the session's GPU rows; it keeps its host rows and can be exported, but not decoded, until resumed.
+  void pause();
+  void resume();
+  /// Gives back all host rows and GPU slots. Idempotent, also with steps in flight.
   void close();
 
  private:
   friend class Runtime;
   friend class RuntimeImpl;
   explicit Session(std::shared_ptr<detail::SessionState> state) : state_(std::move(state)) {}
+  /// The runtime of an open session.
+  RuntimeImpl& runtime() const;
   std::shared_ptr<detail::SessionState> state_;
 };
 
