@@ -32,3 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_cmake_dir(options: argparse.Namespace) -> int:
     print(echo.cmake_dir())
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
