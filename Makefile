@@ -12,6 +12,7 @@ TORCH ?= torch==2.13.0
 export ECHO_CUDA ?= AUTO
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+MAKEFLAGS += --no-print-directory
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet
@@ -23,7 +24,7 @@ SOURCES := CMakeLists.txt pyproject.toml LICENSE $(wildcard README.md) \
 FINGERPRINT := $(shell echo $(ECHO_CUDA) $(ECHO_CUDA_ARCHITECTURES) $(ECHO_WERROR) $(SOURCES) | cksum | tr -d ' ')
 STAMP := $(VENV)/.echo-installed-$(FINGERPRINT)
 
-.PHONY: help build demo test cpp-test check-format lint format clean
+.PHONY: help build demo test cpp-test cpp-test-release check-format lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +32,7 @@ help:
 	@echo "make demo       run the demonstration          (ARGS=\"--json FILE\" ...)"
 	@echo "make test       run the Python tests           (ARGS=\"-k name\" ...)"
 	@echo "make cpp-test   run the C++ tests under address and UB sanitizers (needs GoogleTest)"
+	@echo "make cpp-test-release  the same optimised, on the GPU where there is one"
 	@echo "make lint       clang-format, ruff and mypy;  make format  applies the first two"
 	@echo "make clean      remove build/ and what was installed; $(VENV) stays"
 	@echo "settings:       PYTHON=$(PYTHON) VENV=$(VENV) ECHO_CUDA=$(ECHO_CUDA) TORCH=$(TORCH)"
@@ -62,7 +64,9 @@ $(DEPENDENCIES): pyproject.toml | $(PY)
 
 $(STAMP): $(SOURCES) $(DEPENDENCIES)
 	@rm -f $(VENV)/.echo-installed-*
-	$(PY) -m pip install --no-build-isolation --config-settings=build-dir=$(WHEEL_BUILD) ".[demo,test]"
+	@echo "building echo-kv in $(WHEEL_BUILD); the first time takes some minutes"
+	$(PIP) --no-build-isolation --config-settings=build-dir=$(WHEEL_BUILD) ".[demo,test]"
+	@$(PY) -c 'import echo; print("installed", echo.build_info())'
 	@touch $@
 
 cpp-test:
@@ -70,6 +74,12 @@ cpp-test:
 	  -DECHO_CUDA=OFF -DECHO_BUILD_TESTS=ON -DECHO_SANITIZE=ON
 	cmake --build build/sanitize
 	ctest --test-dir build/sanitize --output-on-failure --no-tests=error $(ARGS)
+
+# The same tests, optimised and with the CUDA backend where the installed build has it: what to run on a GPU.
+cpp-test-release: $(STAMP)
+	cmake -S . -B $(WHEEL_BUILD) -DECHO_BUILD_TESTS=ON
+	cmake --build $(WHEEL_BUILD) --target echo_tests
+	ctest --test-dir $(WHEEL_BUILD) --output-on-failure --no-tests=error $(ARGS)
 
 LINT := $(VENV)/.echo-lint
 $(LINT): pyproject.toml | $(PY)

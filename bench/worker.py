@@ -11,9 +11,10 @@ import statistics
 import time
 from typing import Any
 
-import echo
 import record
 import torch
+
+import echo
 
 
 def forward_of(shape: echo.ModelShape, rows: int, device: str) -> echo.Forward:

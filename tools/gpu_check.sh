@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds echo with CUDA and runs one part of what needs a GPU. Results go to bench/results, or to $ECHO_RESULTS.
-#   tests          the tests that need a GPU (Python and, where GoogleTest is found, C++); ARGS goes to pytest
+#   tests          the C++ tests of the CUDA backend, then the Python tests marked gpu (arguments go to pytest)
 #   sanitize       the C++ CUDA tests under the four tools of compute-sanitizer -> sanitize.json
 #   demo           echo-kv demo with a text of 32K tokens -> demo.json, demo.png
 #   doctor         echo-kv doctor
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
-# The machine needs nvcc, a GPU, and a Python with torch, nanobind and scikit-build-core.
+# The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD/build/gpu-site${PYTHONPATH:+:$PYTHONPATH}"
@@ -20,10 +20,12 @@ build() {
     --target build/gpu-site --config-settings=build-dir=build/gpu-wheel .
 }
 
-# C++ tests; GoogleTest may be named by GTEST_ROOT.
+# The C++ tests, from the same objects; GTest_ROOT may say where GoogleTest is.
+CPP_TESTS=build/gpu-wheel/echo_tests
 build_cpp() {
-  cmake -S . -B build/gpu-cpp -DCMAKE_BUILD_TYPE=Release -DECHO_BUILD_TESTS=ON >/dev/null
-  cmake --build build/gpu-cpp
+  build
+  cmake -S . -B build/gpu-wheel -DECHO_BUILD_TESTS=ON >/dev/null
+  cmake --build build/gpu-wheel --target echo_tests
 }
 
 sanitize() {
@@ -31,7 +33,7 @@ sanitize() {
   local rows=() tool status
   for tool in memcheck racecheck initcheck synccheck; do
     status=clean
-    compute-sanitizer --tool "$tool" --error-exitcode 99 build/gpu-cpp/echo_tests \
+    compute-sanitizer --tool "$tool" --error-exitcode 99 "$CPP_TESTS" \
       --gtest_filter="${FILTER:-*Cuda*}" >"$ECHO_RESULTS/sanitize-$tool.log" 2>&1 || status="exit status $?"
     tail -n 4 "$ECHO_RESULTS/sanitize-$tool.log"
     rows+=("$tool=$status")
@@ -51,9 +53,9 @@ part="${1:-}"
 shift || true
 case "$part" in
   tests)
-    build
-    "$PYTHON" -m pytest -q -m gpu ${ARGS:-} "$@"
-    if build_cpp; then build/gpu-cpp/echo_tests --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}"; fi
+    build_cpp
+    "$CPP_TESTS" --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}"
+    "$PYTHON" -m pytest -q -m gpu "$@"
     ;;
   sanitize) sanitize ;;
   demo)

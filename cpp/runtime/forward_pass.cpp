@@ -1,6 +1,5 @@
 #include "echo/forward_pass.hpp"
 
-#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -8,31 +7,6 @@
 #include "runtime/pass_state.hpp"
 
 namespace echo {
-namespace {
-
-void check(const char* name, const Array& array, std::initializer_list<DType> types,
-           std::initializer_list<std::int64_t> shape) {
-  bool right = array.dims == static_cast<int>(shape.size()) && (array.data != nullptr || array.elements() == 0);
-  for (std::size_t i = 0; right && i < shape.size(); ++i) {
-    right = array.shape[i] == shape.begin()[i];
-  }
-  bool known_type = false;
-  std::string expected;
-  for (DType type : types) {
-    known_type = known_type || array.dtype == type;
-    expected += (expected.empty() ? "" : " or ") + to_string(type);
-  }
-  if (!right || !known_type) {
-    std::string extents;
-    for (std::int64_t extent : shape) {
-      extents += (extents.empty() ? "" : ", ") + std::to_string(extent);
-    }
-    throw InvalidArgument(std::string(name) + ": " + to_string(array) + " given, expected " + expected + " [" +
-                          extents + "]");
-  }
-}
-
-}  // namespace
 
 ForwardPass::ForwardPass(std::unique_ptr<State> state) : state_(std::move(state)) {}
 ForwardPass::~ForwardPass() = default;
@@ -46,6 +20,13 @@ const std::vector<RowBlock>& ForwardPass::blocks() const { return state_->blocks
 
 // The step. One layer of it: what the paper's figure 5 shows.
 void ForwardPass::attention(std::int32_t layer, const LayerInputs& in, const Array& out) {
+  // All of them before anything is written, so that a forward can catch the error and try again.
+  state_->require_layer(layer);
+  state_->check_append(in.kv, in.index_key);
+  if (in.index_q) {
+    state_->check_score(in.index_q, in.index_weights);
+  }
+  state_->check_attend(in.q, out);
   append(layer, in.kv, in.index_key);
   for (const RowBlock block : blocks()) {
     if (in.index_q) {
@@ -63,16 +44,7 @@ void ForwardPass::append(std::int32_t layer, const Array& kv, const Array& index
   if (s.appended[static_cast<std::size_t>(layer)]) {
     throw StateError("layer: " + std::to_string(layer) + " was appended to already in this pass");
   }
-  if (kv.dtype == DType::u8) {
-    check("kv", kv, {DType::u8}, {rows(), s.plan.shape.row_bytes()});
-  } else if (s.shape.row_format == RowFormat::raw) {
-    check("kv", kv, {DType::u8}, {rows(), s.plan.shape.row_bytes()});
-  } else {
-    check("kv", kv, {DType::f32, DType::bf16}, {rows(), s.plan.shape.row_dim()});
-  }
-  if (index_key) {
-    check("index_key", index_key, {DType::f32, DType::bf16}, {rows(), s.shape.index_dim});
-  }
+  s.check_append(kv, index_key);
   s.backend.append({.layer = s.device.layer(layer),
                     .step = s.step,
                     .shape = s.shape,
@@ -82,16 +54,20 @@ void ForwardPass::append(std::int32_t layer, const Array& kv, const Array& index
                     .index_key_dtype = index_key.dtype,
                     .to_slots = !s.prefill});
   s.appended[static_cast<std::size_t>(layer)] = true;
+  s.keyed[static_cast<std::size_t>(layer)] = static_cast<bool>(index_key);
 }
 
 void ForwardPass::score(std::int32_t layer, const Array& index_q, const Array& index_weights, RowBlock block) {
   State& s = *state_;
   s.require_layer(layer);
-  check("index_q", index_q, {DType::f32, DType::bf16}, {rows(), s.shape.index_heads, s.shape.index_dim});
-  check("index_weights", index_weights, {DType::f32}, {rows(), s.shape.index_heads});
+  s.check_score(index_q, index_weights);
   const BlockView view = s.view_of(block);
   if (!s.appended[static_cast<std::size_t>(layer)]) {
     throw StateError("layer: " + std::to_string(layer) + " must be appended to before it is scored");
+  }
+  if (!s.keyed[static_cast<std::size_t>(layer)]) {
+    throw StateError("index_key: layer " + std::to_string(layer) +
+                     " was appended to without index keys and cannot be scored");
   }
   s.backend.score({.layer = s.device.layer(layer),
                    .step = s.step,
@@ -131,7 +107,7 @@ Array ForwardPass::recall(std::int32_t layer, RowBlock block, const Array& selec
   const BlockView view = s.view_of(block);
   const std::int32_t* positions = s.device.selection() + static_cast<std::int64_t>(block.first) * s.shape.top_k;
   if (selection) {
-    check("selection", selection, {DType::i32}, {block.count, s.shape.top_k});
+    require_array("selection", selection, {DType::i32}, {block.count, s.shape.top_k});
     positions = selection.as<const std::int32_t>();
   } else if (!s.selected[static_cast<std::size_t>(view.tick_offset)]) {
     throw StateError("selection: nothing was selected for this block in this pass, and none is given");
@@ -153,11 +129,7 @@ Array ForwardPass::recall(std::int32_t layer, RowBlock block, const Array& selec
 void ForwardPass::attend(std::int32_t layer, const Array& q, float scale, const Array& out, RowBlock block) {
   State& s = *state_;
   s.require_layer(layer);
-  if (s.shape.row_format == RowFormat::raw) {
-    throw NotSupported("row_format: raw rows have no known layout; attend to recall's slots with a kernel of yours");
-  }
-  check("q", q, {DType::f32, DType::bf16}, {rows(), s.shape.query_heads, s.plan.shape.row_dim()});
-  check("out", out, {DType::f32, DType::bf16}, {rows(), s.shape.query_heads, s.shape.latent_dim});
+  s.check_attend(q, out);
   const BlockView view = s.view_of(block);
   if (s.recalled_layer != layer || s.recalled_block != view.tick_offset) {
     throw StateError("layer: the last recall was not of layer " + std::to_string(layer) + " and this block");

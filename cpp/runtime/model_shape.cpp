@@ -103,19 +103,30 @@ std::int64_t ModelShape::index_block_bytes() const {
 }
 
 void ModelShape::validate() const {
-  require(layers >= 1, "layers", layers, "at least 1");
-  require(index_heads >= 8 && index_heads % 8 == 0, "index_heads", index_heads, "a multiple of 8");
-  require(index_dim >= 16 && index_dim % 16 == 0, "index_dim", index_dim, "a multiple of 16");
-  require(query_heads >= 1, "query_heads", query_heads, "at least 1");
-  require(top_k >= 1, "top_k", top_k, "at least 1");
+  // The upper ends are far above any model and keep every product of sizes within 64 bits (planner.cpp).
+  const auto require_between = [](const char* field, std::int32_t value, std::int32_t least, std::int32_t most) {
+    require(value >= least && value <= most, field, value,
+            (std::to_string(least) + " to " + std::to_string(most)).c_str());
+  };
+  const auto require_multiple = [](const char* field, std::int32_t value, std::int32_t unit, std::int32_t most) {
+    require(value >= unit && value <= most && value % unit == 0, field, value,
+            ("a multiple of " + std::to_string(unit) + ", at most " + std::to_string(most)).c_str());
+  };
+  require_between("layers", layers, 1, 1024);
+  require_multiple("index_heads", index_heads, 8, 1024);
+  require_multiple("index_dim", index_dim, 16, 4096);
+  require_between("query_heads", query_heads, 1, 4096);
+  require_between("top_k", top_k, 1, 1 << 20);
   if (row_format == RowFormat::raw) {
-    require(raw_row_bytes >= 16 && raw_row_bytes % 16 == 0, "raw_row_bytes", raw_row_bytes, "a multiple of 16");
+    require_multiple("raw_row_bytes", raw_row_bytes, 16, 1 << 20);
     return;
   }
   require(raw_row_bytes == 0, "raw_row_bytes", raw_row_bytes, "0 unless row_format is raw");
   if (row_format == RowFormat::fp32) {
-    require(latent_dim >= 16 && latent_dim % 16 == 0, "latent_dim", latent_dim, "a multiple of 16");
-    require(rope_dim >= 0 && rope_dim % 16 == 0, "rope_dim", rope_dim, "a multiple of 16, or 0");
+    require_multiple("latent_dim", latent_dim, 16, 65536);
+    if (rope_dim != 0) {
+      require_multiple("rope_dim", rope_dim, 16, 65536);
+    }
   } else {
     require(latent_dim == 512, "latent_dim", latent_dim, "512 for this row_format");
     require(rope_dim == 64, "rope_dim", rope_dim, "64 for this row_format");

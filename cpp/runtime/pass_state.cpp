@@ -7,6 +7,28 @@
 
 namespace echo {
 
+void require_array(const char* name, const Array& array, std::initializer_list<DType> types,
+                   std::initializer_list<std::int64_t> shape) {
+  bool right = array.dims == static_cast<int>(shape.size()) && (array.data != nullptr || array.elements() == 0);
+  for (std::size_t i = 0; right && i < shape.size(); ++i) {
+    right = array.shape[i] == shape.begin()[i];
+  }
+  bool known_type = false;
+  std::string expected;
+  for (DType type : types) {
+    known_type = known_type || array.dtype == type;
+    expected += (expected.empty() ? "" : " or ") + to_string(type);
+  }
+  if (!right || !known_type) {
+    std::string extents;
+    for (std::int64_t extent : shape) {
+      extents += (extents.empty() ? "" : ", ") + std::to_string(extent);
+    }
+    throw InvalidArgument(std::string(name) + ": " + to_string(array) + " given, expected " + expected + " [" +
+                          extents + "]");
+  }
+}
+
 ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> device_, const Plan& plan_, const StepView& step_,
                           bool prefill_)
     : backend(backend_),
@@ -25,6 +47,7 @@ ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> 
 void ForwardPass::State::begin() {
   active = true;
   appended.assign(static_cast<std::size_t>(layers()), false);
+  keyed.assign(static_cast<std::size_t>(layers()), false);
   selected.assign(blocks.size(), false);
   scored_layer = scored_block = recalled_layer = recalled_block = kNone;
 }
@@ -71,6 +94,30 @@ std::int32_t ForwardPass::State::index_of(RowBlock block) const {
 
 BlockView ForwardPass::State::view_of(RowBlock block) const {
   return {.first = block.first, .count = block.count, .tick_offset = index_of(block)};
+}
+
+void ForwardPass::State::check_append(const Array& kv, const Array& index_key) const {
+  if (kv.dtype == DType::u8 || shape.row_format == RowFormat::raw) {
+    require_array("kv", kv, {DType::u8}, {step.rows, plan.shape.row_bytes()});
+  } else {
+    require_array("kv", kv, {DType::f32, DType::bf16}, {step.rows, plan.shape.row_dim()});
+  }
+  if (index_key) {
+    require_array("index_key", index_key, {DType::f32, DType::bf16}, {step.rows, shape.index_dim});
+  }
+}
+
+void ForwardPass::State::check_score(const Array& index_q, const Array& index_weights) const {
+  require_array("index_q", index_q, {DType::f32, DType::bf16}, {step.rows, shape.index_heads, shape.index_dim});
+  require_array("index_weights", index_weights, {DType::f32}, {step.rows, shape.index_heads});
+}
+
+void ForwardPass::State::check_attend(const Array& q, const Array& out) const {
+  if (shape.row_format == RowFormat::raw) {
+    throw NotSupported("row_format: raw rows have no known layout; attend to recall's slots with a kernel of yours");
+  }
+  require_array("q", q, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, plan.shape.row_dim()});
+  require_array("out", out, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, shape.latent_dim});
 }
 
 }  // namespace echo

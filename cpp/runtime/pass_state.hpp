@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -11,6 +12,10 @@
 #include "runtime/device_state.hpp"
 
 namespace echo {
+
+/// Throws InvalidArgument naming `name` unless the array is of one of the types and of this shape.
+void require_array(const char* name, const Array& array, std::initializer_list<DType> types,
+                   std::initializer_list<std::int64_t> shape);
 
 /// What a ForwardPass works on, and how far it has come. The references outlive it.
 struct ForwardPass::State {
@@ -27,6 +32,7 @@ struct ForwardPass::State {
 
   bool active = false;  ///< between begin() and finish(): verbs may be called
   std::vector<bool> appended;       ///< [layers]
+  std::vector<bool> keyed;          ///< [layers] index keys were appended too
   std::vector<bool> selected;       ///< [blocks] the selection buffer holds this block's selection
   std::int32_t scored_layer = kNone;
   std::int32_t scored_block = kNone;
@@ -43,6 +49,11 @@ struct ForwardPass::State {
   /// Index of a block of `blocks`; InvalidArgument naming `block` if it is none.
   std::int32_t index_of(RowBlock block) const;
   BlockView view_of(RowBlock block) const;
+
+  // InvalidArgument naming the array unless it is what the verbs take.
+  void check_append(const Array& kv, const Array& index_key) const;
+  void check_score(const Array& index_q, const Array& index_weights) const;
+  void check_attend(const Array& q, const Array& out) const;
 };
 
 }  // namespace echo

@@ -11,6 +11,7 @@
 namespace echo {
 namespace {
 
+constexpr std::int64_t kMaxRowStride = 1 << 20;
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 /// Prefill works in blocks of up to this many query rows: enough to amortise decoding the index keys.
 constexpr std::int64_t kPrefillBlockRows = 64;
@@ -70,8 +71,10 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.config.max_context = std::min(config.max_context, plan.config.host_tokens);
   plan.host_row_stride = config.host_row_stride == 0 ? shape.row_bytes() : config.host_row_stride;
   plan.config.host_row_stride = plan.host_row_stride;
-  require(plan.host_row_stride >= shape.row_bytes() && plan.host_row_stride % 16 == 0, "host_row_stride",
-          config.host_row_stride, "a multiple of 16, at least " + std::to_string(shape.row_bytes()));
+  require(plan.host_row_stride >= shape.row_bytes() && plan.host_row_stride % 16 == 0 &&
+              plan.host_row_stride <= kMaxRowStride,
+          "host_row_stride", config.host_row_stride,
+          "a multiple of 16, " + std::to_string(shape.row_bytes()) + " to " + std::to_string(kMaxRowStride));
 
   const std::int64_t step_rows = config.max_batch * config.query_rows;
   plan.minimum_slots = step_rows * (shape.top_k + 1);
@@ -83,6 +86,8 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.block_rows = std::max(step_rows, std::min({kPrefillBlockRows, config.prefill_chunk,
                                                   slots / (shape.top_k + 1)}));
   plan.pass_rows = std::max(step_rows, config.prefill_chunk);
+  require(plan.pass_rows * shape.top_k <= kMaxInt32, "prefill_chunk", config.prefill_chunk,
+          "at most " + std::to_string(kMaxInt32 / shape.top_k) + " with top_k = " + std::to_string(shape.top_k));
 
   const std::int64_t rows = plan.config.host_tokens;
   const std::int64_t layers = shape.layers;

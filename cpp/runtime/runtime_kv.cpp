@@ -11,6 +11,33 @@
 
 namespace echo {
 
+namespace {
+
+bool same_rows(const std::vector<KvRun>& a, const std::vector<KvRun>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const KvRun& x, const KvRun& y) { return x.rows == y.rows && x.tokens == y.tokens; });
+}
+
+/// Throws InvalidArgument naming `name` unless there are index keys and thresholds for `kv.length` tokens of all
+/// layers.
+void check_keys(const char* name, const KvRuns& kv, const ModelShape& shape) {
+  const auto layers = static_cast<std::size_t>(shape.layers);
+  if (kv.index_keys.size() != layers || kv.thresholds.size() != layers) {
+    throw InvalidArgument(std::string(name) + ": index_keys and thresholds must have an entry for each of " +
+                          std::to_string(layers) + " layers");
+  }
+  const std::int64_t blocks = (kv.length + kBlockTokens - 1) / kBlockTokens;
+  const auto expected = static_cast<std::size_t>(blocks * shape.index_block_bytes());
+  for (const std::vector<std::byte>& keys : kv.index_keys) {
+    if (keys.size() != expected) {
+      throw InvalidArgument(std::string(name) + ": index_keys of a layer have " + std::to_string(keys.size()) +
+                            " bytes, expected " + std::to_string(expected));
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<KvRun> RuntimeImpl::runs_of(const State& session, std::int32_t layer, std::int64_t tokens) const {
   std::vector<KvRun> runs;
   std::int64_t position = 0;
@@ -91,22 +118,13 @@ void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
   const InUse in_use(in_use_);
   require_open();
   State& state = usable(session);
-  const auto layers = static_cast<std::size_t>(plan_.shape.layers);
-  const std::int64_t blocks = (filled.length + kBlockTokens - 1) / kBlockTokens;
-  const auto key_bytes = static_cast<std::size_t>(blocks * plan_.shape.index_block_bytes());
-  if (state.length != 0 || filled.length < 1 || filled.length > state.capacity) {
+  // Rows that lie elsewhere would be lost: the session's own were never filled then.
+  const bool begun = state.length == 0 && filled.length >= 1 && filled.length <= state.capacity && filled.writable &&
+                     filled.rows.size() == static_cast<std::size_t>(plan_.shape.layers);
+  if (!begun || !same_rows(filled.rows.front(), runs_of(state, 0, filled.length))) {
     throw InvalidArgument("filled: it is not what begin_import gave for this session");
   }
-  if (filled.index_keys.size() != layers || filled.thresholds.size() != layers) {
-    throw InvalidArgument("filled: index_keys and thresholds must have an entry for each of " +
-                          std::to_string(layers) + " layers");
-  }
-  for (const std::vector<std::byte>& keys : filled.index_keys) {
-    if (keys.size() != key_bytes) {
-      throw InvalidArgument("filled: index_keys of a layer have " + std::to_string(keys.size()) +
-                            " bytes, expected " + std::to_string(key_bytes));
-    }
-  }
+  check_keys("filled", filled, plan_.shape);
   for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
     const std::byte* keys = filled.index_keys[static_cast<std::size_t>(layer)].data();
     for_each_key_run(state, layer, filled.length, [&](std::byte* device, std::size_t offset, std::size_t bytes) {
@@ -119,10 +137,12 @@ void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
 
 void RuntimeImpl::import_kv(const Session& session, const KvRuns& source) {
   const auto layers = static_cast<std::size_t>(plan_.shape.layers);
-  if (source.rows.size() != layers) {
-    throw InvalidArgument("source: it has rows of " + std::to_string(source.rows.size()) + " layers, expected " +
-                          std::to_string(layers));
+  if (source.rows.size() != layers || source.row_bytes != plan_.shape.row_bytes()) {
+    throw InvalidArgument("source: it has rows of " + std::to_string(source.rows.size()) + " layers and " +
+                          std::to_string(source.row_bytes) + " bytes, expected " + std::to_string(layers) +
+                          " layers and " + std::to_string(plan_.shape.row_bytes()) + " bytes");
   }
+  check_keys("source", source, plan_.shape);
   for (const std::vector<KvRun>& runs : source.rows) {
     std::int64_t tokens = 0;
     for (const KvRun& run : runs) {

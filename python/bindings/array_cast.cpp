@@ -48,8 +48,8 @@ Array view(const Nd& nd, const char* name, const std::string& device) {
   if (where != device) {
     refuse(name, "an array on " + where, "one on " + device);
   }
-  if (nd.ndim() > Array::kMaxDims) {
-    refuse(name, std::to_string(nd.ndim()) + " dimensions", "at most 4");
+  if (nd.ndim() < 1 || nd.ndim() > Array::kMaxDims) {  // an Array without dimensions means "absent"
+    refuse(name, std::to_string(nd.ndim()) + " dimensions", "1 to 4");
   }
   Array array;
   array.data = const_cast<void*>(static_cast<const void*>(nd.data()));
@@ -58,7 +58,7 @@ Array view(const Nd& nd, const char* name, const std::string& device) {
   std::int64_t stride = 1;
   for (std::size_t i = nd.ndim(); i-- > 0;) {
     array.shape[i] = static_cast<std::int64_t>(nd.shape(i));
-    if (nd.shape(i) > 1 && nd.stride(i) != stride) {
+    if (nd.size() > 0 && nd.shape(i) > 1 && nd.stride(i) != stride) {
       refuse(name, "an array that is not contiguous", "a contiguous (row-major) one");
     }
     stride *= array.shape[i];
@@ -72,6 +72,10 @@ Array to_array(nb::handle object, const char* name, const std::string& device, b
   if (object.is_none()) {
     return {};
   }
+  // DLPack would hand over the bytes and silently cut the graph.
+  if (const nb::object gradient = nb::getattr(object, "requires_grad", nb::none()); gradient.is(nb::bool_(true))) {
+    refuse(name, "an array with gradients", "one without (detached, or computed under torch.no_grad)");
+  }
   if (output) {
     nb::ndarray<> nd;
     if (!nb::try_cast(object, nd, false)) {
@@ -81,7 +85,7 @@ Array to_array(nb::handle object, const char* name, const std::string& device, b
   }
   nb::ndarray<nb::ro> nd;
   if (!nb::try_cast(object, nd, false)) {
-    refuse(name, kind_of(object), "an array (DLPack; without gradients)");
+    refuse(name, kind_of(object), "an array (DLPack)");
   }
   return view(nd, name, device);
 }

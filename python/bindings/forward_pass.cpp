@@ -171,11 +171,11 @@ void register_forward_pass(nb::module_& module) {
             return blocks;
           },
           "(first row, rows) of the blocks the pass is worked through in; one for a decode step.")
-      .def("append", &append, "layer"_a, "kv"_a, "index_key"_a = nb::none(),
+      .def("append", &append, "layer"_a, "kv"_a.none(), "index_key"_a = nb::none(),
            "Writes rows and index keys of the new tokens.\n\n"
            "Args:\n    layer: layer of the model.\n    kv: [rows, latent_dim + rope_dim], or uint8 [rows, row_bytes] "
            "already encoded.\n    index_key: [rows, index_dim], or None where the layer has no indexer.")
-      .def("score", &score, "layer"_a, "index_q"_a, "index_weights"_a, "block"_a = nb::none(),
+      .def("score", &score, "layer"_a, "index_q"_a.none(), "index_weights"_a.none(), "block"_a = nb::none(),
            "Index scores of all cached tokens up to each row's own (DeepSeek-V3.2, eq. 1).\n\n"
            "Args:\n    layer: layer of the model.\n    index_q: [rows, index_heads, index_dim], of the whole pass.\n"
            "    index_weights: float32 [rows, index_heads], constant factors folded in.\n"
@@ -187,12 +187,12 @@ void register_forward_pass(nb::module_& module) {
            "Makes the selected rows resident: int32 [rows of the block, top_k] slots, -1 where nothing is selected.\n\n"
            "Args:\n    layer: layer of the model.\n    selection: int32 [rows of the block, top_k] positions, -1 "
            "anywhere; default the last select's.\n    block: one of `blocks`.")
-      .def("attend", &attend, "layer"_a, "q"_a, "scale"_a, "out"_a, "block"_a = nb::none(),
+      .def("attend", &attend, "layer"_a, "q"_a.none(), "scale"_a, "out"_a.none(), "block"_a = nb::none(),
            "Sparse MLA over the rows of the last recall.\n\n"
            "Args:\n    layer: layer of the model.\n    q: [rows, query_heads, latent_dim + rope_dim], of the whole "
            "pass.\n    scale: softmax scale.\n    out: written, [rows, query_heads, latent_dim], of the whole pass.\n"
            "    block: one of `blocks`.")
-      .def("attention", &attention, "layer"_a, nb::kw_only(), "kv"_a, "q"_a, "scale"_a, "out"_a,
+      .def("attention", &attention, "layer"_a, nb::kw_only(), "kv"_a.none(), "q"_a.none(), "scale"_a, "out"_a.none(),
            "index_key"_a = nb::none(), "index_q"_a = nb::none(), "index_weights"_a = nb::none(),
            "The whole layer: append, then score, select, recall and attend for each block.\n\n"
            "Without index_key, index_q and index_weights the layer attends to the selection of the last layer that "

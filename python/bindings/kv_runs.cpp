@@ -60,11 +60,13 @@ KvRuns from_arrays(const nb::list& rows, const nb::list& index_keys) {
   for (std::size_t layer = 0; layer < rows.size(); ++layer) {
     const Array array = to_array(rows[layer], "rows", "cpu");
     const Array keys = to_array(index_keys[layer], "index_keys", "cpu");
-    if (array.dtype != DType::u8 || array.dims != 2 || (layer > 0 && array.shape[0] != kv.length)) {
+    if (array.dtype != DType::u8 || array.dims != 2 || array.elements() == 0 ||
+        (layer > 0 && (array.shape[0] != kv.length || array.shape[1] != kv.row_bytes))) {
       throw InvalidArgument("rows: layer " + std::to_string(layer) + " is " + to_string(array) +
-                            ", expected u8 [tokens, row_bytes] with the same tokens in all layers");
+                            ", expected u8 [tokens, row_bytes], the same in all layers");
     }
-    if (keys.dtype != DType::u8 || keys.dims != 2 || (layer > 0 && keys.shape[1] != kv.index_block_bytes)) {
+    if (keys.dtype != DType::u8 || keys.dims != 2 || keys.elements() == 0 ||
+        (layer > 0 && keys.shape[1] != kv.index_block_bytes)) {
       throw InvalidArgument("index_keys: layer " + std::to_string(layer) + " is " + to_string(keys) +
                             ", expected u8 [blocks, index_block_bytes]");
     }
@@ -77,7 +79,7 @@ KvRuns from_arrays(const nb::list& rows, const nb::list& index_keys) {
                         .stride = array.shape[1]}});
     kv.index_keys.emplace_back(keys.as<std::byte>(), keys.as<std::byte>() + keys.elements());
   }
-  kv.keep_alive = keep_object(nb::borrow(rows));
+  kv.keep_alive = keep_object(nb::tuple(rows));  // a copy: the caller may change the list
   return kv;
 }
 

@@ -27,24 +27,10 @@ nb::object numpy_copy(std::vector<T>&& values, std::vector<std::size_t> shape) {
   return nb::cast(nb::ndarray<nb::numpy, Element>(data, shape.size(), shape.data(), keep(held)));
 }
 
-/// Token ids from a sequence of integers or an int32 array.
-std::vector<std::int32_t> token_list(nb::handle tokens) {
-  std::vector<std::int32_t> ids;
-  if (!nb::try_cast(tokens, ids)) {
-    const Array array = to_array(tokens, "tokens", "cpu");
-    if (array.dtype != DType::i32 || array.dims != 1) {
-      throw InvalidArgument("tokens: " + to_string(array) + " given, expected integers or i32 [tokens]");
-    }
-    ids.assign(array.as<std::int32_t>(), array.as<std::int32_t>() + array.elements());
-  }
-  return ids;
-}
-
-void prefill(Runtime& self, const Session& session, nb::handle tokens, nb::object forward) {
-  const std::vector<std::int32_t> ids = token_list(tokens);
+void prefill(Runtime& self, const Session& session, const std::vector<std::int32_t>& tokens, nb::object forward) {
   const Forward model = to_forward(std::move(forward), self.device());
   const nb::gil_scoped_release release;
-  self.prefill(session, ids, model);
+  self.prefill(session, tokens, model);
 }
 
 void step(Runtime& self, const std::vector<Session>& sessions, const std::vector<std::int32_t>& tokens,
@@ -90,7 +76,7 @@ void register_runtime(nb::module_& module) {
       .def("open_session", &Runtime::open_session, "max_tokens"_a)
       .def("prefill", &prefill, "session"_a, "tokens"_a, "forward"_a.none())
       .def("step", &step, "sessions"_a, "tokens"_a, "query_rows"_a, "forward"_a.none())
-      .def("capture", &capture, "forward"_a, "batch_sizes"_a, "query_rows"_a, "capturer"_a.none())
+      .def("capture", &capture, "forward"_a.none(), "batch_sizes"_a, "query_rows"_a, "capturer"_a.none())
       .def("export_kv", &Runtime::export_kv, "session"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("import_kv", &Runtime::import_kv, "session"_a, "source"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("begin_import", &Runtime::begin_import, "session"_a, "tokens"_a)

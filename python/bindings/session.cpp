@@ -36,7 +36,7 @@ void register_session(nb::module_& module) {
           "__exit__", [](Session& session, nb::handle, nb::handle, nb::handle) { session.close(); },
           "exception_type"_a.none(), "exception"_a.none(), "traceback"_a.none())
       .def("__eq__", [](const Session& a, nb::handle b) {
-        return nb::isinstance<Session>(b) && nb::cast<const Session&>(b).id() == a.id();
+        return nb::isinstance<Session>(b) && nb::cast<const Session&>(b) == a;
       })
       .def("__hash__", &Session::id)
       .def("__repr__", [](const Session& s) {

@@ -12,6 +12,7 @@ from echo._core import (
     CapacityError,
     ConfigField,
     CudaError,
+    DeviceReport,
     Error,
     ForwardPass,
     InvalidArgument,
@@ -28,6 +29,7 @@ from echo._core import (
     StateError,
     build_info,
     config_fields,
+    device_report,
     machine_limits,
     make_plan,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "CapacityError",
     "ConfigField",
     "CudaError",
+    "DeviceReport",
     "Error",
     "Forward",
     "ForwardPass",
@@ -59,6 +62,7 @@ __all__ = [
     "build_info",
     "cmake_dir",
     "config_fields",
+    "device_report",
     "machine_limits",
     "make_plan",
 ]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import echo
-from echo import demo, plan
+from echo import demo, doctor, plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     demo.add_command(commands)
     plan.add_command(commands)
+    doctor.add_command(commands)
     where = commands.add_parser("cmake-dir", help="print the folder for CMAKE_PREFIX_PATH")
     where.set_defaults(run=_print_cmake_dir)
     options = parser.parse_args(arguments)

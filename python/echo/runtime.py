@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -121,15 +122,16 @@ class Runtime:
 
         Args:
             session: an open session with room for them.
-            tokens: integers, or an int32 array [tokens].
+            tokens: integers, or an array of them.
             forward: the model; default the captured one. It runs eagerly, on rows of one session.
 
         Returns:
             What the forward returned. If the forward raises, the session is as before.
         """
+        ids = _integers(tokens)
         self._output = None
         self._use_current_stream()
-        self._core.prefill(session, tokens, self._kept(forward))
+        self._core.prefill(session, ids, self._kept(forward))
         return self._output
 
     def capture(self, forward: Forward, batch_sizes: Sequence[int], query_rows: int = 1) -> None:
@@ -234,8 +236,12 @@ class Runtime:
         if not callable(forward):
             raise InvalidArgument(f"forward: {forward!r} given, expected a callable")
 
+        runtime = weakref.ref(self)  # a captured forward must not keep the runtime that keeps it
+
         def run(forward_pass: ForwardPass) -> None:
-            self._output = forward(forward_pass)
+            output = forward(forward_pass)
+            if (owner := runtime()) is not None:
+                owner._output = output
 
         return run
 
@@ -256,10 +262,12 @@ class Runtime:
             with torch.cuda.graph(graph, stream=stream):
                 body()
             output = self._output
+            runtime = weakref.ref(self)
 
             def replay() -> None:
                 graph.replay()
-                self._output = output
+                if (owner := runtime()) is not None:
+                    owner._output = output
 
             return replay
 
@@ -270,14 +278,19 @@ class Runtime:
 
 
 def _integers(entry: Any) -> list[int]:
+    """Token ids of an integer, a sequence or an array; nothing is rounded or parsed."""
+    plain = entry.tolist() if hasattr(entry, "tolist") else entry
     try:
-        return [operator.index(entry)]
+        ids = [operator.index(plain)]
     except TypeError:
-        pass
-    try:
-        return [operator.index(token) for token in entry]
-    except TypeError as error:
-        raise InvalidArgument(f"tokens: {entry!r} given, expected an integer or a sequence of integers") from error
+        try:
+            ids = [operator.index(token) for token in plain]
+        except TypeError as error:
+            raise InvalidArgument(f"tokens: {entry!r} given, expected an integer or a sequence of integers") from error
+    for token in ids:
+        if not -(1 << 31) <= token < 1 << 31:
+            raise InvalidArgument(f"tokens: {token} given, expected a number of 32 bits")
+    return ids
 
 
 def _cut(output: Any, rows: int) -> Any:

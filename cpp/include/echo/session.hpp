@@ -42,6 +42,9 @@ class ECHO_API Session {
   /// Gives back all host rows and GPU slots. Idempotent, also with steps in flight.
   void close();
 
+  /// Whether both name the same session.
+  bool operator==(const Session& other) const { return state_ == other.state_; }
+
  private:
   friend class Runtime;
   friend class RuntimeImpl;

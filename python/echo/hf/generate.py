@@ -66,6 +66,7 @@ def generate(
     waiting = deque(enumerate(_checked(prompts, model.config.vocab_size)))
     results: list[list[int]] = [[] for _ in prompts]
     running: list[_Text] = []
+    max_batch = _setting(rt, "max_batch")
 
     def write(texts: list[_Text], logits: Tensor) -> None:
         for text, token in zip(texts, _pick(logits, temperature, [t.draws for t in texts]), strict=True):
@@ -75,7 +76,7 @@ def generate(
 
     try:
         while waiting or running:
-            while waiting and len(running) < rt.plan.config.max_batch:
+            while waiting and len(running) < max_batch:
                 number, prompt = waiting[0]
                 try:
                     session = rt.open_session(len(prompt) + max_new_tokens)
@@ -97,6 +98,11 @@ def generate(
     return results
 
 
+def _setting(rt: Runtime, name: str) -> int:
+    value: int = getattr(rt.plan.config, name)
+    return value
+
+
 def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
     checked = []
     for number, prompt in enumerate(prompts):
@@ -114,7 +120,7 @@ def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
 
 def _prefill(rt: Runtime, model: DsaModel, session: Session, prompt: list[int]) -> Tensor:
     """Logits [1, vocab] after the prompt, which goes in chunk by chunk."""
-    chunk = rt.plan.config.prefill_chunk
+    chunk = _setting(rt, "prefill_chunk")
     for start in range(0, len(prompt), chunk):
         logits: Tensor = rt.prefill(session, prompt[start : start + chunk], model.forward)
     return logits

@@ -76,7 +76,7 @@ class DsaModel:
         if not (Path(folder) / "config.json").is_file():
             raise InvalidArgument(f"folder: {str(folder)!r} given, expected a folder with a config.json")
         require_dsa(AutoConfig.from_pretrained(folder, local_files_only=True))
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
         return cls(model.to(device).eval(), observer)
 
     @property
@@ -139,7 +139,7 @@ class DsaModel:
 
 
 def _device_of(model: Any) -> torch.device:
-    devices = {parameter.device for parameter in model.parameters()}
+    devices: set[torch.device] = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1:
         raise NotSupported(f"model: spread over {', '.join(sorted(map(str, devices)))}, expected one device")
     return devices.pop()

@@ -41,7 +41,7 @@ _SIZES: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 64,
     "v_head_dim": 64,
-    "index_n_heads": 8,
+    "index_n_heads": 16,
     "index_head_dim": 128,
     "max_position_embeddings": 65536,
     "bos_token_id": None,
@@ -76,7 +76,7 @@ _READERS = (
 def tiny_config(
     layers: int = 3, vocab: int = 256, top_k: int = 64, dense_layers: int | None = None, **sizes: Any
 ) -> DeepseekV32Config:
-    """Sizes of a small DeepSeek-V3.2: rows of 512 + 64, 16 query heads, 8 index heads of 128.
+    """Sizes of a small DeepSeek-V3.2: rows of 512 + 64, 16 query heads, 16 index heads of 128.
 
     Args:
         layers: decoder layers.

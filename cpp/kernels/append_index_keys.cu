@@ -1,0 +1,74 @@
+// append_index_keys: the indexer's keys of new tokens, in the format of the index cache.
+//
+// A warp per key, four elements per lane and round. FP8 keys are read twice, first for their
+// largest magnitude, from which the key's power-of-two scale follows, then for the codes; the
+// second time they come from the L1 cache. The scale goes behind the 64 keys of the block. Cost:
+// that of a launch.
+#include "kernels/append_index_keys.hpp"
+#include "kernels/elements.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/step_rows.cuh"
+#include "kernels/warp.cuh"
+
+namespace echo {
+namespace {
+
+constexpr int kThreads = 128;
+
+__device__ void put_fp8(const AppendParams& p, std::int64_t first, std::byte* block,
+                        std::int32_t in_block) {
+  const std::int32_t dim = p.shape.index_dim;
+  float amax = 0.0F;
+  for (std::int32_t i = lane_index(); i < dim; i += kWarp) {
+    amax = amax_with(amax, load_float(p.index_key, p.index_key_dtype, first + i));
+  }
+  const float scale = power_of_two_scale(warp_max(amax));
+  auto* codes = reinterpret_cast<std::uint32_t*>(index_key_address(block, in_block, dim));
+  for (std::int32_t word = lane_index(); word < dim / 4; word += kWarp) {
+    float values[4];
+    for (int i = 0; i < 4; ++i) {
+      values[i] =
+          scaled_down(load_float(p.index_key, p.index_key_dtype, first + word * 4 + i), scale);
+    }
+    codes[word] = pack_e4m3(values[0], values[1], values[2], values[3]);
+  }
+  if (lane_index() == 0) {
+    *reinterpret_cast<float*>(index_scale_address(block, in_block, dim)) = scale;
+  }
+}
+
+__global__ __launch_bounds__(kThreads) void append_index_keys(AppendParams p,
+                                                              KernelErrorView errors) {
+  constexpr std::int32_t kRows = kThreads / kWarp;
+  const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) * kRows + warp_index();
+  if (row >= p.step.rows) {
+    return;
+  }
+  const std::int32_t host_row = new_host_row(p.layer, p.step, row, errors);
+  if (host_row == kNone) {
+    return;
+  }
+  const std::int32_t dim = p.shape.index_dim;
+  const std::int64_t first = static_cast<std::int64_t>(row) * dim;
+  std::byte* block =
+      row_address(p.layer.index_keys, host_row / kTokensPerBlock, p.layer.index_block_bytes);
+  const std::int32_t in_block = host_row % kTokensPerBlock;
+  if (p.shape.index_key_format == IndexKeyFormat::fp8) {
+    put_fp8(p, first, block, in_block);
+    return;
+  }
+  constexpr auto kElementBytes = static_cast<std::int32_t>(sizeof(float));
+  auto* key = reinterpret_cast<float*>(index_key_address(block, in_block, dim * kElementBytes));
+  for (std::int32_t i = lane_index(); i < dim; i += kWarp) {
+    key[i] = load_float(p.index_key, p.index_key_dtype, first + i);
+  }
+}
+
+}  // namespace
+
+void launch_append_index_keys(const AppendParams& params, const LaunchContext& context) {
+  launch(context, append_index_keys, blocks_for(params.step.rows, kThreads / kWarp), kThreads, 0,
+         params, context.errors);
+}
+
+}  // namespace echo

@@ -1,0 +1,271 @@
+#include "kernels/cuda_backend.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cache_manager/claim_slots.cuh"
+#include "cache_manager/lookup.cuh"
+#include "cache_manager/recall_copy.cuh"
+#include "cache_manager/release.cuh"
+#include "echo/errors.hpp"
+#include "kernels/append_index_keys.hpp"
+#include "kernels/append_rows.hpp"
+#include "kernels/attend.hpp"
+#include "kernels/captured_graph.hpp"
+#include "kernels/commit.hpp"
+#include "kernels/device_code.hpp"
+#include "kernels/device_guard.hpp"
+#include "kernels/score.hpp"
+#include "kernels/select.hpp"
+#include "runtime/backends.hpp"
+
+namespace echo {
+namespace {
+
+void require_at_most(const char* what, std::int64_t value, std::int64_t most) {
+  if (value > most) {
+    throw InvalidArgument(std::string(what) + ": " + std::to_string(value) +
+                          " given, the backend was prepared for " + std::to_string(most));
+  }
+}
+
+/// Rows move in pieces of this many bytes.
+constexpr std::int64_t kPieceBytes = 16;
+
+void require_pieces(const char* what, std::int64_t bytes) {
+  if (bytes % kPieceBytes != 0) {
+    throw InvalidArgument(std::string(what) + ": " + std::to_string(bytes) +
+                          " bytes given, expected a multiple of " + std::to_string(kPieceBytes));
+  }
+}
+
+/// Runs cut so short that one thread block per run and layer makes good work.
+std::vector<RowRun> short_runs(std::span<const RowRun> rows, std::int64_t host_rows) {
+  constexpr std::int32_t kRows = 1024;
+  std::vector<RowRun> runs;
+  for (const RowRun& run : rows) {
+    if (run.first < 0 || run.count < 0 ||
+        static_cast<std::int64_t>(run.first) + run.count > host_rows) {
+      throw InvalidArgument("rows: " + std::to_string(run.first) + " + " +
+                            std::to_string(run.count) + " given, the host pool has " +
+                            std::to_string(host_rows));
+    }
+    for (std::int32_t done = 0; done < run.count; done += kRows) {
+      runs.push_back({.first = run.first + done, .count = std::min(kRows, run.count - done)});
+    }
+  }
+  return runs;
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(int device)
+    : device_(device),
+      name_("cuda:" + std::to_string(device)),
+      stream_(own_stream_.get()),
+      device_memory_(device),
+      pinned_memory_(device) {
+  require_device_code(device);
+  ECHO_CUDA_CHECK(
+      cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
+}
+
+CudaBackend::~CudaBackend() {
+  ECHO_CUDA_WARN(cudaStreamSynchronize(stream_));  // nothing may use the memory any more
+}
+
+void CudaBackend::prepare(const ScratchSizes& sizes) {
+  const DeviceGuard guard(device_);
+  if (scratch_) {
+    throw StateError("backend: it is prepared already");
+  }
+  if (sizes.shape.row_format != RowFormat::raw) {
+    check_attend(sizes.shape);
+  }
+  Scratch& scratch = scratch_.emplace(device_memory_, sizes);
+  fill(scratch.data(), 0, scratch.bytes());
+}
+
+const Scratch& CudaBackend::scratch() const {
+  if (!scratch_) {
+    throw StateError("backend: prepare has to be called before any verb");
+  }
+  return *scratch_;
+}
+
+const Scratch& CudaBackend::scratch_for(const LayerView& layer, std::int32_t rows,
+                                        std::int32_t block_rows) const {
+  const ScratchSizes& sizes = scratch().sizes();
+  require_at_most("rows", rows, sizes.rows);
+  require_at_most("block", block_rows, sizes.block_rows);
+  require_at_most("slots", layer.slots, sizes.slots);
+  require_at_most("host_rows", layer.host_rows, sizes.host_rows);
+  return scratch();
+}
+
+void CudaBackend::use_stream(std::uintptr_t stream) {
+  const DeviceGuard guard(device_);
+  const auto next = reinterpret_cast<cudaStream_t>(stream);
+  if (next == stream_) {
+    return;
+  }
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  ECHO_CUDA_CHECK(cudaStreamIsCapturing(next, &status));
+  if (status == cudaStreamCaptureStatusNone) {
+    switched_.record(stream_);
+    ECHO_CUDA_CHECK(cudaStreamWaitEvent(next, switched_.get(), 0));
+  }
+  stream_ = next;
+}
+
+void CudaBackend::copy(void* to, const void* from, std::size_t bytes, const void* host,
+                       cudaMemcpyKind kind) {
+  const DeviceGuard guard(device_);
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t part =
+        pinned_memory_.copyable(static_cast<const std::byte*>(host) + done, bytes - done);
+    ECHO_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(to) + done,
+                                    static_cast<const std::byte*>(from) + done, part, kind,
+                                    stream_));
+    done += part;
+  }
+  ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+
+void CudaBackend::copy_to_device(void* device, const void* host, std::size_t bytes) {
+  copy(device, host, bytes, host, cudaMemcpyHostToDevice);
+}
+
+void CudaBackend::copy_to_host(void* host, const void* device, std::size_t bytes) {
+  copy(host, device, bytes, host, cudaMemcpyDeviceToHost);
+  errors_.check();
+}
+
+void CudaBackend::fill(void* device, int byte, std::size_t bytes) {
+  const DeviceGuard guard(device_);
+  ECHO_CUDA_CHECK(cudaMemsetAsync(device, byte, bytes, stream_));
+  ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+
+void CudaBackend::upload_control(void* device, const void* host, std::size_t bytes) {
+  const DeviceGuard guard(device_);
+  staging_.upload(device, host, bytes, stream_);
+}
+
+void CudaBackend::append(const AppendParams& params) {
+  const DeviceGuard guard(device_);
+  const Scratch& memory = scratch_for(params.layer, params.step.rows, 0);
+  require_pieces("host_row_stride", params.layer.host_stride);
+  require_pieces("row_bytes", params.layer.row_bytes);
+  if (params.kv_dtype == DType::u8 &&
+      reinterpret_cast<std::uintptr_t>(params.kv) % sizeof(std::uint32_t) != 0) {
+    throw InvalidArgument("kv: encoded rows have to be aligned to 4 bytes");
+  }
+  if (params.to_slots) {
+    launch_lookup_new(params, memory.claim(), context());
+    launch_claim_new(params, memory.claim(), context());
+  } else {
+    launch_unmap_new(params, context());
+  }
+  launch_append_rows(params, context());
+  if (params.index_key != nullptr) {
+    launch_append_index_keys(params, context());
+  }
+}
+
+void CudaBackend::score(const ScoreParams& params) {
+  const DeviceGuard guard(device_);
+  const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
+  launch_index_queries(params, memory.index_queries(), context());
+  launch_score(params, memory.index_queries(), context());
+}
+
+void CudaBackend::select(const SelectParams& params) {
+  const DeviceGuard guard(device_);
+  launch_select(params, context());
+}
+
+void CudaBackend::recall(const RecallParams& params) {
+  const DeviceGuard guard(device_);
+  const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
+  require_pieces("host_row_stride", params.layer.host_stride);
+  require_pieces("row_bytes", params.layer.row_bytes);
+  launch_lookup_selected(params, memory.claim(), context());
+  launch_claim_selected(params, memory.claim(), context());
+  launch_recall_copy(params, memory.claim(), context());
+}
+
+void CudaBackend::attend(const AttendParams& params) {
+  const DeviceGuard guard(device_);
+  const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
+  require_at_most("attention_splits", params.splits, memory.sizes().splits);
+  for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {
+    const std::int32_t count = std::min(kAttendRows, params.block.count - first);
+    launch_attend_splits(params, first, count, memory.attend_partials(), context());
+    launch_attend_combine(params, first, count, memory.attend_partials(), context());
+  }
+}
+
+void CudaBackend::commit(const CommitParams& params) {
+  const DeviceGuard guard(device_);
+  launch_commit(params, context());
+}
+
+void CudaBackend::release(std::span<const LayerView> layers, std::span<const RowRun> rows) {
+  const DeviceGuard guard(device_);
+  if (layers.empty()) {
+    return;
+  }
+  const Scratch& memory = scratch();
+  require_at_most("layers", std::ssize(layers), memory.sizes().layers);
+  const std::vector<RowRun> runs = short_runs(rows, layers.front().host_rows);
+  staging_.upload(memory.layers(), layers.data(), layers.size_bytes(), stream_);
+  for (std::size_t first = 0; first < runs.size(); first += Scratch::kReleaseRuns) {
+    const std::size_t count = std::min<std::size_t>(Scratch::kReleaseRuns, runs.size() - first);
+    staging_.upload(memory.runs(), runs.data() + first, count * sizeof(RowRun), stream_);
+    launch_release(memory.layers(), static_cast<std::int32_t>(layers.size()), memory.runs(),
+                   static_cast<std::int32_t>(count), context());
+  }
+}
+
+void CudaBackend::synchronize() {
+  const DeviceGuard guard(device_);
+  ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  errors_.check();
+}
+
+std::function<void()> CudaBackend::capture(const std::function<void()>& body) {
+  const DeviceGuard guard(device_);
+  auto graph = std::make_shared<CapturedGraph>(stream_, body);
+  return [this, graph = std::move(graph)] {
+    const DeviceGuard current(device_);
+    graph->launch(stream_);
+  };
+}
+
+std::unique_ptr<Backend> make_cuda_backend(int device, const RuntimeConfig& /*config*/) {
+  const DeviceGuard guard(device);
+  return std::make_unique<CudaBackend>(device);
+}
+
+int cuda_device_count() noexcept {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return 0;
+  }
+  return count;
+}
+
+std::int64_t cuda_free_bytes(int device) {
+  const DeviceGuard guard(device);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  ECHO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return static_cast<std::int64_t>(free);
+}
+
+}  // namespace echo

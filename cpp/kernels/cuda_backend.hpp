@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "kernels/cuda_handles.hpp"
+#include "kernels/device_memory.hpp"
+#include "kernels/kernel_errors.hpp"
+#include "kernels/launch.hpp"
+#include "kernels/pinned_memory.hpp"
+#include "kernels/scratch.hpp"
+#include "kernels/staging_ring.hpp"
+#include "runtime/backend.hpp"
+
+namespace echo {
+
+/// Runs every verb as kernels on a stream. Verbs only launch: they neither wait nor allocate, so
+/// they can be captured into a graph. What kernels find wrong is thrown by the next synchronize()
+/// or copy_to_host().
+class CudaBackend final : public Backend {
+ public:
+  /// The device has to be current. Throws NotSupported if this build has no code for it.
+  explicit CudaBackend(int device);
+  ~CudaBackend() override;
+
+  const std::string& device() const override { return name_; }
+  MemoryResource& host_memory() override { return pinned_memory_; }
+  MemoryResource& device_memory() override { return device_memory_; }
+
+  std::size_t scratch_bytes(const ScratchSizes& sizes) const override {
+    return Scratch::bytes(sizes);
+  }
+  void prepare(const ScratchSizes& sizes) override;
+
+  /// Until called, the backend works on a stream of its own. Later calls come after earlier ones on
+  /// any stream, unless the new stream is being captured: then whoever captures it has to wait
+  /// first. A stream has to live until the next use_stream.
+  void use_stream(std::uintptr_t stream) override;
+
+  void copy_to_device(void* device, const void* host, std::size_t bytes) override;
+  void copy_to_host(void* host, const void* device, std::size_t bytes) override;
+  void fill(void* device, int byte, std::size_t bytes) override;
+  void upload_control(void* device, const void* host, std::size_t bytes) override;
+
+  void append(const AppendParams& params) override;
+  void score(const ScoreParams& params) override;
+  void select(const SelectParams& params) override;
+  void recall(const RecallParams& params) override;
+  void attend(const AttendParams& params) override;
+  void commit(const CommitParams& params) override;
+  void release(std::span<const LayerView> layers, std::span<const RowRun> rows) override;
+
+  void synchronize() override;
+  /// The replay works on the stream that is in use then.
+  std::function<void()> capture(const std::function<void()>& body) override;
+
+ private:
+  LaunchContext context() const { return {stream_, multiprocessors_, errors_.view()}; }
+  /// The working memory. StateError before prepare, and InvalidArgument where a call exceeds what
+  /// was prepared for.
+  const Scratch& scratch() const;
+  const Scratch& scratch_for(const LayerView& layer, std::int32_t rows,
+                             std::int32_t block_rows) const;
+  /// One copy, or several where the host side is pinned in chunks.
+  void copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind);
+
+  int device_;
+  std::string name_;
+  int multiprocessors_ = 0;
+  Stream own_stream_;
+  cudaStream_t stream_;
+  Event switched_;  ///< what is on the stream that use_stream leaves
+  DeviceMemory device_memory_;
+  PinnedMemory pinned_memory_;
+  KernelErrors errors_;
+  StagingRing staging_;
+  std::optional<Scratch> scratch_;
+};
+
+}  // namespace echo

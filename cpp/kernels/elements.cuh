@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+
+#include "echo/array.hpp"
+#include "kernels/number_formats.hpp"
+
+namespace echo {
+
+/// Element of an f32 or bf16 array.
+__device__ inline float load_float(const void* array, DType dtype, std::int64_t index) {
+  return dtype == DType::f32 ? static_cast<const float*>(array)[index]
+                             : from_bf16(static_cast<const std::uint16_t*>(array)[index]);
+}
+
+__device__ inline void store_float(void* array, DType dtype, std::int64_t index, float value) {
+  if (dtype == DType::f32) {
+    static_cast<float*>(array)[index] = value;
+  } else {
+    static_cast<std::uint16_t*>(array)[index] = to_bf16(value);
+  }
+}
+
+/// value / scale for a power of two. A NaN stays as it is, where the division would drop its sign.
+__device__ inline float scaled_down(float value, float scale) {
+  return (bits_of(value) & ~kFloatSign) > kFloatInf ? value : value / scale;
+}
+
+/// Two bf16 as they lie in memory, the first in the lower half.
+__device__ inline std::uint32_t pack_bf16(float first, float second) {
+  return static_cast<std::uint32_t>(to_bf16(first)) | static_cast<std::uint32_t>(to_bf16(second))
+                                                          << 16;
+}
+
+/// Four e4m3 likewise. Bit for bit as number_formats.hpp has it, NaN included, where the conversion
+/// instruction would differ.
+__device__ inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
+  return static_cast<std::uint32_t>(to_e4m3(a)) | static_cast<std::uint32_t>(to_e4m3(b)) << 8 |
+         static_cast<std::uint32_t>(to_e4m3(c)) << 16 |
+         static_cast<std::uint32_t>(to_e4m3(d)) << 24;
+}
+
+}  // namespace echo

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/kernel_errors.hpp"
+
+namespace echo {
+
+/// What every kernel launch needs besides its parameters.
+struct LaunchContext {
+  cudaStream_t stream;
+  int multiprocessors;  ///< of the device: grids that loop over their work are sized by it
+  KernelErrorView errors;
+};
+
+}  // namespace echo

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cache_manager/claim.cuh"
+#include "kernels/attend.hpp"
+#include "kernels/index_queries.hpp"
+#include "runtime/backend.hpp"
+
+namespace echo {
+
+/// The CUDA backend's working memory, one device allocation: what a verb's launches hand on to each
+/// other. Verbs share it, because they run one after the other.
+class Scratch {
+ public:
+  /// Runs of host rows that one launch of release takes.
+  static constexpr std::int32_t kReleaseRuns = 4096;
+
+  Scratch(MemoryResource& memory, const ScratchSizes& sizes);
+  static std::size_t bytes(const ScratchSizes& sizes);
+
+  const ScratchSizes& sizes() const { return sizes_; }
+  void* data() const { return buffer_.data(); }
+  std::size_t bytes() const { return buffer_.bytes(); }
+
+  const ClaimView& claim() const { return claim_; }
+  const IndexQueryView& index_queries() const { return index_queries_; }
+  const AttendPartials& attend_partials() const { return attend_partials_; }
+  LayerView* layers() const { return layers_; }
+  RowRun* runs() const { return runs_; }
+
+ private:
+  struct Layout;
+
+  ScratchSizes sizes_;
+  Buffer buffer_;
+  ClaimView claim_;
+  IndexQueryView index_queries_;
+  AttendPartials attend_partials_;
+  LayerView* layers_;
+  RowRun* runs_;
+};
+
+}  // namespace echo

@@ -1,0 +1,60 @@
+#pragma once
+// Sums and maxima over a warp or a block, in an order that does not depend on timing.
+
+#include <cstdint>
+
+namespace echo {
+
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+
+__device__ inline int lane_index() { return static_cast<int>(threadIdx.x % kWarp); }
+__device__ inline int warp_index() { return static_cast<int>(threadIdx.x / kWarp); }
+
+__device__ inline std::int32_t warp_sum(std::int32_t value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, step);
+  }
+  return value;
+}
+
+/// Maximum of values that are not NaN.
+__device__ inline float warp_max(float value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  }
+  return value;
+}
+
+/// Sum of the values of the threads before this one; `total` becomes the sum over all. Called by
+/// all threads of a block of kThreads; `sums` is shared memory for kThreads / 32 numbers, free
+/// again after the call.
+template <int kThreads>
+__device__ inline std::int32_t exclusive_sum(std::int32_t value, std::int32_t& total,
+                                             std::int32_t* sums) {
+  constexpr int kWarps = kThreads / kWarp;
+  static_assert(kWarps <= kWarp);
+  std::int32_t inclusive = value;
+  for (int step = 1; step < kWarp; step *= 2) {
+    const std::int32_t before = __shfl_up_sync(kAllLanes, inclusive, step);
+    inclusive += lane_index() >= step ? before : 0;
+  }
+  if (lane_index() == kWarp - 1) {
+    sums[warp_index()] = inclusive;
+  }
+  __syncthreads();
+  // Every warp adds up the warps' sums for itself: one barrier less than with one warp doing it for
+  // all.
+  std::int32_t up_to = lane_index() < kWarps ? sums[lane_index()] : 0;
+  for (int step = 1; step < kWarp; step *= 2) {
+    const std::int32_t before = __shfl_up_sync(kAllLanes, up_to, step);
+    up_to += lane_index() >= step ? before : 0;
+  }
+  total = __shfl_sync(kAllLanes, up_to, kWarps - 1);
+  const std::int32_t earlier =
+      __shfl_sync(kAllLanes, up_to, warp_index() == 0 ? 0 : warp_index() - 1);
+  __syncthreads();
+  return inclusive - value + (warp_index() == 0 ? 0 : earlier);
+}
+
+}  // namespace echo

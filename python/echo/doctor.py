@@ -1,0 +1,95 @@
+"""`echo-kv doctor`: what was built, what this machine offers, which kernels will run, and what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import echo
+from echo.settings import readable
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def add_command(commands: Any) -> None:
+    """Adds `doctor` to the commands."""
+    parser = commands.add_parser("doctor", help="say what was built, what this machine offers, and what is wrong")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU (default 0)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the report; status 1 if a GPU is there but cannot be used."""
+    report = echo.device_report(options.device)
+    lines = [("build", echo.build_info()), *_python(), *_host(), *_gpu(report)]
+    for name, text in lines:
+        print(f"{name:<18} {text}")
+    print()
+    for advice in _advice(report):
+        print(f"- {advice}")
+    return 1 if report.devices > 0 and report.problem else 0
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}" if number else "none"
+
+
+def _python() -> list[tuple[str, str]]:
+    parts = []
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            parts.append(f"{name} missing")
+        else:
+            parts.append(f"{name} {importlib.import_module(name).__version__}")
+    return [("python", ", ".join(parts))]
+
+
+def _host() -> list[tuple[str, str]]:
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    pages = _HUGE_PAGES.read_text().strip() if _HUGE_PAGES.exists() else "unknown"
+    return [
+        ("host memory", f"{readable(echo.machine_limits('cpu').host_bytes)} can be taken, {nodes} NUMA node(s), "
+                        f"{os.cpu_count()} cores"),
+        ("locked memory", "unlimited" if locked == resource.RLIM_INFINITY else f"{readable(locked)} (ulimit -l)"),
+        ("huge pages", f"transparent: {pages}"),
+    ]  # fmt: skip
+
+
+def _gpu(report: echo.DeviceReport) -> list[tuple[str, str]]:
+    if not report.name:
+        return [("gpu", f"none: {report.problem}")]
+    lines = [
+        ("gpu", f"{report.name}, compute capability {report.compute_capability / 10:.1f}, {report.multiprocessors} "
+                f"multiprocessors, {readable(report.free_bytes)} of {readable(report.memory_bytes)} free"),
+        ("cuda", f"driver supports {_version(report.driver_version)}, built with {_version(report.runtime_version)}"),
+    ]  # fmt: skip
+    if report.to_device_gb_per_second:
+        lines += [
+            ("link", f"{report.to_device_gb_per_second:.1f} GB/s to the GPU, "
+                     f"{report.to_host_gb_per_second:.1f} GB/s back (one large copy)"),
+            ("pinning", f"{report.pin_gib_per_second:.1f} GiB/s; {readable(report.pinned_limit_bytes)} can be pinned"),
+        ]  # fmt: skip
+    return lines
+
+
+def _advice(report: echo.DeviceReport) -> list[str]:
+    found = []
+    if report.devices and report.problem:
+        found.append(f"PROBLEM: the GPU cannot be used: {report.problem}")
+    elif report.devices:
+        found.append("runs on the GPU: generic CUDA kernels for all verbs (any architecture this build names)")
+    else:
+        found.append(f"runs on the CPU: {report.problem}")
+    if _HUGE_PAGES.exists() and "[never]" in _HUGE_PAGES.read_text():
+        found.append(f"huge pages are off: the host pool is pinned and read more slowly; set {_HUGE_PAGES} to madvise")
+    if report.devices and 0 < report.to_device_gb_per_second < 20:
+        found.append("the link is slower than PCIe 4.0 x16: recalls will take long; look at the slot and its lanes")
+    torch = importlib.util.find_spec("torch")
+    if report.devices and torch is not None and not importlib.import_module("torch").cuda.is_available():
+        found.append("torch is a build without CUDA: capture needs one that sees the GPU")
+    return found

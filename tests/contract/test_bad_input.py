@@ -1,0 +1,426 @@
+"""Pitfall 23: whatever is malformed raises what the documentation says, names the argument, and changes nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import echo
+import numpy as np
+import pytest
+import torch
+from support.dlpack import ArrayElsewhere
+from support.rig import Rig, assert_same_bits, small_shape
+
+ROWS = 2  # of the step that every bad call is tried in
+
+
+def tensors(device: str) -> dict[str, torch.Tensor]:
+    """Arguments of the verbs that are all right."""
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(ROWS, *shape, device=device)
+
+    return {
+        "kv": zeros(80),
+        "index_key": zeros(16),
+        "index_q": zeros(8, 16),
+        "index_weights": zeros(8),
+        "q": zeros(4, 80),
+        "out": zeros(4, 64),
+        "selection": torch.zeros(ROWS, 16, dtype=torch.int32, device=device),
+    }
+
+
+def read_only(tensor: torch.Tensor) -> np.ndarray:
+    """A numpy array that may not be written to."""
+    array = tensor.cpu().numpy().copy()
+    array.flags.writeable = False
+    return array
+
+
+# name -> the argument spoiled. All of them raise InvalidArgument.
+SPOILERS = {
+    "float64": lambda t: t.double(),
+    "float16": lambda t: t.half(),
+    "int64": lambda t: t.long(),
+    "int8": lambda t: t.to(torch.int8),
+    "bool": lambda t: t.bool(),
+    "one row more": lambda t: torch.cat([t, t[:1]]),
+    "one row less": lambda t: t[:1].contiguous(),
+    "no rows": lambda t: t[:0],
+    "last dimension shorter": lambda t: t[..., :-1].contiguous(),
+    "last dimension longer": lambda t: torch.cat([t, t[..., :1]], -1),
+    "a dimension less": lambda t: t.flatten(),
+    "no dimension": lambda t: t.flatten()[0],
+    "a dimension more": lambda t: t[None],
+    "five dimensions": lambda t: t.view(*t.shape, *[1] * (5 - t.dim())),
+    "strided": lambda t: torch.cat([t, t], -1)[..., ::2],
+    "transposed": lambda t: t.transpose(0, -1).contiguous().transpose(0, -1),
+    "a list": lambda t: t.tolist(),
+    "text": lambda t: "zeros",
+    "a number": lambda t: 1.0,
+    "with gradient": lambda t: t.float().clone().requires_grad_(),
+    "meta device": lambda t: t.to("meta"),
+    "another device": lambda t: ArrayElsewhere(*t.shape),
+}
+ARGUMENTS = {
+    "append": ("kv", "index_key"),
+    "score": ("index_q", "index_weights"),
+    "recall": ("selection",),
+    "attend": ("q", "out"),
+    "attention": ("kv", "index_key", "index_q", "index_weights", "q", "out"),
+}
+# Where None means that the argument is left out.
+OPTIONAL = {("append", "index_key"), ("recall", "selection")}
+
+
+def call(p: echo.ForwardPass, verb: str, layer: int, given: dict) -> None:
+    """One verb with the given arguments."""
+    if verb == "append":
+        p.append(layer, given["kv"], given["index_key"])
+    elif verb == "score":
+        p.score(layer, given["index_q"], given["index_weights"])
+    elif verb == "recall":
+        p.recall(layer, given["selection"])
+    elif verb == "attend":
+        p.attend(layer, given["q"], 1.0, given["out"])
+    else:
+        names = ("kv", "q", "out", "index_key", "index_q", "index_weights")
+        p.attention(layer, scale=1.0, **{name: given[name] for name in names})
+
+
+def tried_in_a_step(make_rig, verb: str, bad_calls) -> None:
+    """Runs `bad_calls(pass, layer)` before the verb in a step of two sessions; all else must be as without it."""
+    clean = make_rig(small_shape())
+    rig = make_rig(small_shape(), model=clean.model.to(clean.model.device))
+    pairs = []
+    for each in (clean, rig):
+        own = [each.open(64) for _ in range(ROWS)]
+        for pair in own:
+            each.prefill(pair, list(range(20)))
+        pairs.append(own)
+    tried = []
+
+    def on_stage(stage: str, layer: int, p: echo.ForwardPass) -> None:
+        if (stage, layer) == ("append" if verb == "attention" else verb, 1):
+            bad_calls(p, layer)
+            tried.append(stage)
+
+    rig.model.on_stage = on_stage
+    given = rig.step([(pair, 9) for pair in pairs[1]])
+    assert tried, "the bad calls were never made"
+    assert_same_bits(given, clean.step([(pair, 9) for pair in pairs[0]]))
+    rig.check()
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"), [(verb, name) for verb, names in ARGUMENTS.items() for name in names]
+)
+def test_malformed_arrays_are_refused_by_name(make_rig, device, verb, name):
+    def bad_calls(p: echo.ForwardPass, layer: int) -> None:
+        good = tensors(device)
+        for what, spoil in SPOILERS.items():
+            if name == "selection" and what == "with gradient":
+                continue  # integers have none, and floats are refused below
+            message = None
+            try:
+                call(p, verb, layer, {**good, name: spoil(good[name])})
+            except echo.InvalidArgument as error:
+                message = str(error)
+            assert message is not None, f"{what} was taken"
+            assert message.startswith(f"{name}: ") and "expected" in message, f"{what}: {message}"
+        if name == "selection":
+            with pytest.raises(echo.InvalidArgument, match="^selection: "):
+                call(p, verb, layer, {**good, name: good[name].float()})
+        elif name == "index_weights":
+            with pytest.raises(echo.InvalidArgument, match="^index_weights: "):
+                call(p, verb, layer, {**good, name: good[name].bfloat16()})
+        else:
+            for dtype in (torch.int32, torch.uint8):
+                with pytest.raises(echo.InvalidArgument, match=f"^{name}: "):
+                    call(p, verb, layer, {**good, name: good[name].to(dtype)})
+        if (verb, name) not in OPTIONAL:
+            with pytest.raises(echo.InvalidArgument, match=f"^{name}: |^index_q: "):
+                call(p, verb, layer, {**good, name: None})
+        if name == "out":
+            with pytest.raises(echo.InvalidArgument, match="^out: "):
+                call(p, verb, layer, {**good, name: read_only(good[name])})
+
+    tried_in_a_step(make_rig, verb, bad_calls)
+
+
+def test_bad_layers_blocks_and_positions_are_refused(make_rig, device):
+    def bad_calls(p: echo.ForwardPass, layer: int) -> None:
+        good = tensors(device)
+        for verb in ARGUMENTS:
+            for number in (-1, 3, 1 << 30):
+                with pytest.raises(echo.InvalidArgument, match=f"^layer: {number} given, expected 0 to 2"):
+                    call(p, verb, number, good)
+        with pytest.raises(echo.InvalidArgument, match="^layer: 7"):
+            p.select(7)
+        for block in ((0, 1), (1, 1), (0, 3), (-1, 2), (0, 0)):
+            for bad in (
+                lambda block=block: p.score(layer, good["index_q"], good["index_weights"], block),
+                lambda block=block: p.select(layer, block),
+                lambda block=block: p.recall(layer, None, block),
+                lambda block=block: p.attend(layer, good["q"], 1.0, good["out"], block),
+            ):
+                with pytest.raises(echo.InvalidArgument, match="^block: "):
+                    bad()
+        if device == "cpu":  # kernels cannot raise; what a GPU does with such positions is theirs to say
+            for position in (21, 1000, -2, -(1 << 31), (1 << 31) - 1):
+                selection = good["selection"].clone()
+                selection[1, 7] = position
+                with pytest.raises(echo.InvalidArgument, match=f"^selection: row 1 selects position {position}"):
+                    p.recall(layer, selection)
+
+    tried_in_a_step(make_rig, "attend", bad_calls)
+
+
+def test_verbs_out_of_order_are_refused(make_rig, device):
+    rig = make_rig(small_shape())
+    pairs = [rig.open(64) for _ in range(ROWS)]
+    good = tensors(device)
+
+    def refused(message: str, verb, *arguments) -> None:
+        with pytest.raises(echo.StateError, match=message):
+            verb(*arguments)
+
+    def forward(p: echo.ForwardPass):
+        score = (good["index_q"], good["index_weights"])
+        refused("^layer: 0 must be appended to before it is scored", p.score, 0, *score)
+        refused("^layer: the last score was not of layer 0", p.select, 0)
+        refused("^selection: nothing was selected", p.recall, 0)
+        refused("^layer: 0 must be appended to before rows are recalled", p.recall, 0, good["selection"])
+        refused("^layer: the last recall was not of layer 0", p.attend, 0, good["q"], 1.0, good["out"])
+        p.append(0, good["kv"], good["index_key"])
+        refused("^layer: 0 was appended to already", p.append, 0, good["kv"], good["index_key"])
+        refused("^layer: 1 must be appended to before it is scored", p.score, 1, *score)
+        p.score(0, *score)
+        refused("^layer: the last score was not of layer 1", p.select, 1)
+        refused("^selection: nothing was selected", p.recall, 0)
+        p.select(0)
+        refused("^layer: the last recall was not of layer 0", p.attend, 0, good["q"], 1.0, good["out"])
+        p.recall(0)
+        p.append(1, good["kv"], good["index_key"])
+        refused("^layer: the last recall was not of layer 1", p.attend, 1, good["q"], 1.0, good["out"])
+        refused("^layer: the last score was not of layer 1", p.select, 1)
+        p.append(2, good["kv"])
+        refused("^index_key: ", p.score, 2, *score)  # its keys are missing: those of earlier owners lie there
+
+    rig.runtime.step(echo.Batch([pair.session for pair in pairs], [1, 2]), forward)
+    for pair in pairs:
+        pair.session.close()
+    rig.pairs.clear()
+    rig.check()
+
+
+def test_a_block_must_be_named_where_there_are_several(make_rig, device):
+    rig = make_rig(small_shape(), max_batch=1)
+
+    def forward(p: echo.ForwardPass):
+        assert len(p.blocks) == 5
+        x = rig.model.inputs(0, torch.from_dlpack(p.tokens), torch.from_dlpack(p.positions))
+        p.append(0, x.kv, x.index_key)
+        with pytest.raises(echo.InvalidArgument, match="^block: this pass has 5 blocks"):
+            p.score(0, x.index_q, x.index_weights)
+        p.score(0, x.index_q, x.index_weights, p.blocks[2])
+        with pytest.raises(echo.StateError, match="^layer: the last score"):
+            p.select(0, p.blocks[1])
+        raise ZeroDivisionError
+
+    pair = rig.open(64)
+    with pytest.raises(ZeroDivisionError):
+        rig.runtime.prefill(pair.session, [1] * 5, forward)
+    rig.prefill(pair, [1] * 5)
+    rig.check()
+
+
+def test_bad_batches_are_refused_by_name(make_rig):
+    rig = make_rig(small_shape(), query_rows=2)
+    foreign = make_rig(small_shape()).open(64).session
+    a, b = rig.open(64), rig.open(64)
+    closed = rig.runtime.open_session(64)
+    closed.close()
+    first, second = a.session, b.session
+    cases = [
+        (echo.InvalidArgument, "^sessions: ", [first, "b"], [1, 2]),
+        (echo.InvalidArgument, "^sessions: ", [first, None], [1, 2]),
+        (echo.InvalidArgument, "^sessions: session 0 is in the batch twice", [first, second, first], [1, 2, 3]),
+        (echo.InvalidArgument, "^session: it was not opened by this runtime", [first, foreign], [1, 2]),
+        (echo.StateError, "^session: session 2 is closed", [first, closed], [1, 2]),
+        (echo.InvalidArgument, "^tokens: ", [first, second], [1]),
+        (echo.InvalidArgument, "^tokens: ", [first, second], [1, 2, 3]),
+        (echo.InvalidArgument, "^tokens: ", [first, second], [[1, 2], [3]]),
+        (echo.InvalidArgument, "^query_rows: 0 given", [first, second], [[], []]),
+        (echo.InvalidArgument, "^tokens: ", [first], [1.5]),
+        (echo.InvalidArgument, "^tokens: ", [first], ["1"]),
+        (echo.InvalidArgument, "^tokens: ", [first], [None]),
+        (echo.InvalidArgument, "^tokens: ", [first], [[1.0, 2.0]]),
+        (echo.InvalidArgument, "^tokens: ", [first], [1 << 31]),
+        (echo.InvalidArgument, "^tokens: ", [first], [-(1 << 40)]),
+        (echo.InvalidArgument, "^query_rows: 3 given", [first], [[1, 2, 3]]),
+    ]
+    for error, message, sessions, tokens in cases:
+        with pytest.raises(error, match=message):
+            rig.runtime.step(echo.Batch(sessions, tokens), rig.model)
+        assert (first.length, second.length) == (0, 0)
+    for not_callable in (3, "forward", [rig.model]):
+        with pytest.raises(echo.InvalidArgument, match="^forward: "):
+            rig.runtime.step(echo.Batch([first], [1]), not_callable)
+        with pytest.raises(echo.InvalidArgument, match="^forward: "):
+            rig.runtime.prefill(first, [1], not_callable)
+        with pytest.raises(echo.InvalidArgument, match="^forward: "):
+            rig.runtime.capture(not_callable, [1])
+    with pytest.raises(echo.InvalidArgument, match="^forward: "):
+        rig.runtime.capture(None, [1])
+    for rows in (0, 3, -1):
+        with pytest.raises(echo.InvalidArgument, match=f"^query_rows: {rows} given"):
+            rig.runtime.capture(rig.model, [1], rows)
+    rig.step([(b, 1), (a, 1)])
+    rig.check()
+
+
+def test_bad_prefills_are_refused_by_name(make_rig):
+    rig = make_rig(small_shape())
+    foreign = make_rig(small_shape()).open(64).session
+    pair = rig.open(64)
+    cases = [
+        [],
+        [1] * 65,
+        [1.5],
+        ["7"],
+        "7",
+        [None],
+        None,
+        [[1, 2]],
+        [1 << 31],
+        np.array([1.5, 2.5]),
+        np.array([1.0, 2.0], np.float32),
+        np.array([[1, 2]], np.int32),
+        torch.tensor([1.5, 2.5]),
+    ]
+    for tokens in cases:
+        with pytest.raises(echo.InvalidArgument, match="^tokens: "):
+            rig.runtime.prefill(pair.session, tokens, rig.model)
+        assert pair.session.length == 0
+    with pytest.raises(echo.InvalidArgument, match="^session: it was not opened by this runtime"):
+        rig.runtime.prefill(foreign, [1], rig.model)
+    with pytest.raises(echo.StateError, match="^forward: none given"):
+        rig.runtime.prefill(pair.session, [1])
+    for tokens in ([1, 2], (3, 4), range(5, 7), np.array([7, 8], np.int32), np.array([9, 10]), torch.tensor([11, 12])):
+        rig.prefill(pair, tokens)  # all of these are integers
+    assert pair.oracle.tokens == list(range(1, 13))
+    rig.check()
+
+
+def test_a_pass_is_refused_after_its_forward(make_rig, device):
+    rig = make_rig(small_shape())
+    pair = rig.open(64)
+    kept: list[echo.ForwardPass] = []
+    rig.model.on_stage = lambda stage, layer, p: kept.append(p)
+    rig.step([(pair, 1)])
+    rig.prefill(pair, [2, 3])
+    rig.model.on_stage = None
+    good = tensors(device)
+    for p in (kept[0], kept[-1]):
+        for name in ("rows", "query_rows", "is_prefill", "tokens", "positions", "selection", "blocks"):
+            with pytest.raises(echo.StateError, match="^pass: "):
+                getattr(p, name)
+        for verb in ARGUMENTS:
+            with pytest.raises(echo.StateError, match="^pass: "):
+                call(p, verb, 0, good)
+        with pytest.raises(echo.StateError, match="^pass: "):
+            p.select(0)
+    rig.check()
+
+
+def everything(rig: Rig, session: echo.Session) -> dict[str, object]:
+    """Every call of a runtime that has to have it for itself."""
+    runtime = rig.runtime
+    return {
+        "open_session": lambda: runtime.open_session(1),
+        "prefill": lambda: runtime.prefill(session, [1], rig.model),
+        "step": lambda: runtime.step(echo.Batch([session], [1]), rig.model),
+        "capture": lambda: runtime.capture(rig.model, [1]),
+        "export_kv": lambda: runtime.export_kv(session),
+        "import_kv": lambda: runtime.import_kv(session, runtime.export_kv(session)),
+        "begin_import": lambda: runtime.begin_import(session, 1),
+        "thresholds": lambda: runtime.thresholds(session),
+        "stats": lambda: runtime.stats(),
+        "cache_state": lambda: runtime.cache_state(0),
+        "synchronize": lambda: runtime.synchronize(),
+        "close": lambda: runtime.close(),
+        "session.close": lambda: session.close(),
+    }
+
+
+def test_calls_from_within_a_forward_are_refused(make_rig):
+    rig = make_rig(small_shape())
+    pair = rig.open(64)
+    rig.prefill(pair, [1, 2, 3])
+    tried = []
+
+    def on_stage(stage: str, layer: int, p: echo.ForwardPass) -> None:
+        if (stage, layer) == ("select", 1):
+            for name, overlapping in everything(rig, pair.session).items():
+                with pytest.raises(echo.StateError, match="^runtime: another call is still running"):
+                    overlapping()
+                tried.append(name)
+            assert pair.session.length == 3 and not pair.session.closed and not rig.runtime.closed
+
+    rig.model.on_stage = on_stage
+    rig.step([(pair, 4)])
+    assert len(tried) == 13
+    rig.model.on_stage = None
+    rig.step([(pair, 5)])
+    rig.check()
+
+
+def test_overlapping_calls_from_another_thread_are_refused(make_rig):
+    rig = make_rig(small_shape())
+    pair = rig.open(64)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def on_stage(stage: str, layer: int, p: echo.ForwardPass) -> None:
+        if (stage, layer) == ("recall", 0):
+            inside.set()
+            assert go_on.wait(60)
+
+    rig.model.on_stage = on_stage
+    results = []
+    worker = threading.Thread(target=lambda: results.append(rig.step([(pair, 4)])))
+    worker.start()
+    try:
+        assert inside.wait(60)
+        for overlapping in everything(rig, pair.session).values():
+            with pytest.raises(echo.StateError, match="^runtime: another call is still running"):
+                overlapping()
+    finally:
+        go_on.set()
+        worker.join()
+    assert len(results) == 1
+    rig.model.on_stage = None
+    rig.step([(pair, 5)])
+    rig.check()
+
+
+def test_raw_rows_are_not_attended_to(make_rig, device):
+    rig = make_rig(small_shape(row_format="raw", raw_row_bytes=32))
+    pair = rig.open(64)
+
+    def forward(p: echo.ForwardPass):
+        x = rig.model.inputs(0, torch.from_dlpack(p.tokens), torch.from_dlpack(p.positions))
+        with pytest.raises(echo.InvalidArgument, match="^kv: .*expected u8"):
+            p.append(0, torch.zeros(p.rows, 80, device=device), x.index_key)
+        p.append(0, x.kv, x.index_key)
+        p.score(0, x.index_q, x.index_weights)
+        p.select(0)
+        p.recall(0)
+        with pytest.raises(echo.NotSupported, match="^row_format: "):
+            p.attend(0, torch.zeros(p.rows, 4, 80, device=device), 1.0, torch.zeros(p.rows, 4, 64, device=device))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        rig.runtime.step(echo.Batch([pair.session], [1]), forward)
+    rig.check()

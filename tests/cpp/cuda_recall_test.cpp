@@ -1,0 +1,196 @@
+// append, recall and release on the GPU leave the very state that they leave on the CPU, through
+// long random runs.
+
+#include <set>
+
+#include "cuda_world.hpp"
+
+namespace echo::cuda_test {
+namespace {
+
+using CudaRecall = CudaTest;
+
+/// Random selections: entries anywhere up to the row's position, in groups that come back, with
+/// gaps and duplicates.
+std::vector<std::int32_t> random_selection(const World& world,
+                                           const std::vector<std::int32_t>& positions,
+                                           std::mt19937& engine) {
+  std::vector<std::int32_t> selection(world.entries(), kNone);
+  for (std::size_t i = 0; i < selection.size(); ++i) {
+    const std::int32_t own = positions[i / static_cast<std::size_t>(world.shape.top_k)];
+    if (own != kNone && engine() % 8 != 0) {
+      const bool recent = engine() % 2 == 0;
+      const auto range = static_cast<std::uint32_t>(recent ? std::min(own + 1, 24) : own + 1);
+      selection[i] = own - static_cast<std::int32_t>(engine() % range);
+    }
+  }
+  return selection;
+}
+
+void fill_slabs(Pair& pair, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::byte* rows = pair.cpu.slab.data();
+  std::generate(rows, rows + pair.cpu.slab.bytes(),
+                [&] { return static_cast<std::byte>(engine()); });
+  std::memcpy(pair.gpu.slab.data(), rows, pair.cpu.slab.bytes());
+}
+
+void run_random_passes(const Sizes& sizes, int passes, unsigned seed) {
+  const ShapeView shape = shape_of(RowFormat::raw, IndexKeyFormat::fp8, 12);
+  Pair pair(shape, sizes);
+  fill_slabs(pair, seed);
+  std::mt19937 engine(seed);
+  const auto keys = normal_floats(static_cast<std::size_t>(sizes.rows() * shape.index_dim), seed);
+  std::vector<std::byte> kv(static_cast<std::size_t>(sizes.rows() * row_bytes_of(shape)));
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(sizes.batch), 40);
+  std::int32_t tick = 0;
+  for (int pass = 0; pass < passes; ++pass) {
+    tick += 1 + static_cast<std::int32_t>(engine() % 32 == 0 ? engine() % 600 : engine() % 3);
+    std::vector<std::int32_t> positions;
+    for (std::int32_t& length : lengths) {
+      length = length + sizes.query_rows > sizes.score_stride() ? 1 : length;
+      const bool padding = engine() % 8 == 0;
+      for (std::int32_t i = 0; i < sizes.query_rows; ++i) {
+        positions.push_back(padding ? kNone : length + i);
+      }
+      length += padding ? 0 : sizes.query_rows;
+    }
+    std::ranges::generate(kv, [&] { return static_cast<std::byte>(engine()); });
+    const auto selection = random_selection(pair.cpu, positions, engine);
+    const BlockView block{
+        .first = 0, .count = sizes.rows(), .tick_offset = static_cast<std::int32_t>(engine() % 2)};
+    const auto first =
+        static_cast<std::int32_t>(engine() % static_cast<unsigned>(pair.cpu.host_rows() - 40));
+    const RowRun freed[] = {{first, 30}, {first + 20, 20}};
+    const bool releases = engine() % 4 == 0;
+    pair.both([&](World& world) {
+      world.begin(tick, positions);
+      world.append(DeviceArray(world.backend, kv), DType::u8, DeviceArray(world.backend, keys),
+                   DType::f32, true);
+      world.selection.write(selection);
+      world.recall(block);
+      if (releases) {
+        const LayerView layer = world.layer();
+        world.backend.release({&layer, 1}, freed);
+      }
+    });
+    ASSERT_EQ(pair.gpu.slots.read(), pair.cpu.slots.read()) << "pass " << pass;
+    ASSERT_EQ(pair.gpu.state(), pair.cpu.state()) << "pass " << pass;
+    ++tick;  // the recall may have used the next one
+  }
+}
+
+TEST_F(CudaRecall, RandomPassesLeaveTheSameStateAsOnTheCpu) {
+  run_random_passes({.slots = 3 * 13, .batch = 3, .table_stride = 3}, 60,
+                    1);  // the least that works
+  run_random_passes({.slots = 200, .batch = 4, .query_rows = 2, .table_stride = 5}, 60, 2);
+  run_random_passes({.slots = 5000, .batch = 2, .query_rows = 3, .table_stride = 64}, 40,
+                    3);  // many turns' worth
+}
+
+TEST_F(CudaRecall, AFullTurnOfTheClockAndTheWrapAround) {
+  run_random_passes({.slots = 1024, .batch = 16, .query_rows = 4, .table_stride = 16}, 12, 4);
+}
+
+TEST_F(CudaRecall, FetchesDuplicatesOnceAndAWarmRecallIsAFixedPoint) {
+  const ShapeView shape = shape_of(RowFormat::raw);
+  const Sizes sizes{.slots = 40, .batch = 1, .query_rows = 2};
+  Pair pair(shape, sizes);
+  fill_slabs(pair, 9);
+  std::vector<std::int32_t> selection(pair.cpu.entries(), 7);
+  for (std::size_t i = 0; i < selection.size(); i += 2) {
+    selection[i] = static_cast<std::int32_t>(i % 6);
+  }
+  pair.both([&](World& world) {
+    world.begin(1, {100, 101});
+    world.selection.write(selection);
+    world.recall(world.all_rows());
+  });
+  EXPECT_EQ(pair.gpu.state(), pair.cpu.state());
+  const auto slots = pair.gpu.slots.read();
+  EXPECT_EQ(std::set<std::int32_t>(slots.begin(), slots.end()).size(), 4U);  // 0 2 4 7
+  pair.gpu.recall(pair.gpu.all_rows());
+  EXPECT_EQ(pair.gpu.slots.read(), slots);
+  const auto counters = pair.gpu.counters.read();
+  EXPECT_EQ(counters[0], 28 + 32);  // hits
+  EXPECT_EQ(counters[1], 4);        // misses
+}
+
+TEST_F(CudaRecall, RowsFarApartInALargeHostPool) {
+  const ShapeView shape = shape_of(RowFormat::raw, IndexKeyFormat::fp8, 64);
+  const Sizes sizes{.slots = 4 * 65, .batch = 4, .table_stride = 600};
+  Pair pair(shape, sizes);
+  fill_slabs(pair, 10);
+  std::mt19937 engine(11);
+  for (std::int32_t tick = 1; tick <= 8; ++tick) {
+    const std::vector<std::int32_t> positions(4, 600 * kTokensPerBlock - 1);
+    std::vector<std::int32_t> selection(pair.cpu.entries());
+    std::ranges::generate(selection,
+                          [&] { return static_cast<std::int32_t>(engine() % (600U * 64U)); });
+    pair.both([&](World& world) {
+      world.begin(tick, positions);
+      world.selection.write(selection);
+      world.recall(world.all_rows());
+    });
+    ASSERT_EQ(pair.gpu.state(), pair.cpu.state()) << "tick " << tick;
+  }
+}
+
+TEST_F(CudaRecall, BadEntriesAreLeftOutAndReported) {
+  const ShapeView shape = shape_of(RowFormat::raw);
+  const Sizes sizes{.batch = 1};
+  Pair pair(shape, sizes);
+  World& world = pair.gpu;
+  std::vector<std::int32_t> selection(world.entries(), kNone);
+  selection[0] = 3;
+  selection[1] = 11;
+  selection[2] = -2;
+  selection[3] = 1 << 30;
+  world.begin(1, {10});
+  world.selection.write(selection);
+  world.recall(world.all_rows());
+  try {
+    world.backend.synchronize();
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(std::string(error.what()).rfind("selection", 0), 0U) << error.what();
+  }
+  const auto slots = world.slots.read();
+  EXPECT_NE(slots[0], kNone);
+  EXPECT_EQ(std::ranges::count(slots, kNone), std::ssize(slots) - 1);
+}
+
+TEST_F(CudaRecall, PaddingRowsChangeNothing) {
+  const ShapeView shape = shape_of(RowFormat::raw);
+  Pair pair(shape, {.batch = 3});
+  World& world = pair.gpu;
+  world.begin(1, {kNone, kNone, kNone});
+  world.selection.write(std::vector<std::int32_t>(world.entries(), 5));
+  world.recall(world.all_rows());
+  EXPECT_EQ(world.slots.read(), std::vector<std::int32_t>(world.entries(), kNone));
+  EXPECT_EQ(std::ranges::count(world.slot_of.read(), kNone), world.host_rows());
+}
+
+TEST_F(CudaRecall, APoolThatIsTooSmallIsReportedAndStaysWhole) {
+  const ShapeView shape = shape_of(RowFormat::raw, IndexKeyFormat::fp8, 8);
+  Pair pair(shape, {.slots = 6, .batch = 1});
+  fill_slabs(pair, 12);
+  World& world = pair.gpu;
+  const auto recall = [&](std::int32_t tick, std::int32_t entries) {
+    std::vector<std::int32_t> selection(world.entries(), kNone);
+    std::iota(selection.begin(), selection.begin() + entries, 0);
+    world.begin(tick, {20});
+    world.selection.write(selection);
+    world.recall(world.all_rows());
+  };
+  recall(1, 6);
+  world.backend.synchronize();
+  recall(2, 8);
+  EXPECT_THROW(world.backend.synchronize(), StateError);
+  recall(3, 6);  // all that was there is still there
+  world.backend.synchronize();
+  EXPECT_EQ(world.counters.read()[1], 6);
+}
+
+}  // namespace
+}  // namespace echo::cuda_test

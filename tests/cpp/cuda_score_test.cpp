@@ -1,0 +1,186 @@
+// score on the GPU: close to the CPU's sums, and to the bit independent of everything but query,
+// weights and key.
+
+#include "cuda_world.hpp"
+
+namespace echo::cuda_test {
+namespace {
+
+using CudaScore = CudaTest;
+
+struct Inputs {
+  std::vector<float> queries;
+  std::vector<float> weights;
+};
+
+Inputs random_inputs(const World& world, unsigned seed) {
+  const auto rows = static_cast<std::size_t>(world.sizes.rows());
+  const auto heads = static_cast<std::size_t>(world.shape.index_heads);
+  return {normal_floats(rows * heads * static_cast<std::size_t>(world.shape.index_dim), seed),
+          normal_floats(rows * heads, seed + 1)};
+}
+
+/// Fills the index cache of all blocks through append, 64 tokens at a time would be slow: writes
+/// encoded keys of one world to the other.
+void fill_keys(Pair& pair, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::vector<std::byte> keys(pair.cpu.index_keys.size());
+  const ShapeView& shape = pair.cpu.shape;
+  const auto block_bytes = static_cast<std::size_t>(pair.cpu.index_block_bytes());
+  const auto elements = static_cast<std::size_t>(kTokensPerBlock * shape.index_dim);
+  for (std::size_t block = 0; block < keys.size() / block_bytes; ++block) {
+    std::byte* out = keys.data() + block * block_bytes;
+    if (shape.index_key_format == IndexKeyFormat::fp32) {
+      const auto values = normal_floats(elements, seed + static_cast<unsigned>(block));
+      std::memcpy(out, values.data(), block_bytes);
+      continue;
+    }
+    for (std::size_t i = 0; i < elements; ++i) {
+      const std::uint32_t code = engine() % 256;
+      out[i] = static_cast<std::byte>(code % 128 == 127 ? 0U : code);  // no NaN
+    }
+    for (std::size_t token = 0; token < static_cast<std::size_t>(kTokensPerBlock); ++token) {
+      const float scale = std::ldexp(1.0F, static_cast<int>(engine() % 5) - 9);
+      std::memcpy(out + elements + token * sizeof scale, &scale, sizeof scale);
+    }
+  }
+  pair.both([&](World& world) { world.index_keys.write(keys); });
+}
+
+void score(World& world, const Inputs& inputs, BlockView block) {
+  const DeviceArray queries(world.backend, inputs.queries);
+  const DeviceArray weights(world.backend, inputs.weights);
+  world.backend.score({.layer = world.layer(),
+                       .step = world.step(),
+                       .block = block,
+                       .shape = world.shape,
+                       .index_q = queries.data(),
+                       .index_q_dtype = DType::f32,
+                       .index_weights = weights.data(),
+                       .scores = world.scores.data(),
+                       .score_stride = world.sizes.score_stride()});
+  world.backend.synchronize();  // before the inputs go
+}
+
+/// Compares the scores up to each row's position; behind it all must still be what it was.
+void expect_close(const World& cpu, const World& gpu, const std::vector<std::int32_t>& positions) {
+  const auto expected = cpu.scores.read();
+  const auto got = gpu.scores.read();
+  const auto stride = static_cast<std::size_t>(cpu.sizes.score_stride());
+  float largest = 0.0F;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (static_cast<std::int32_t>(i % stride) <= positions[i / stride]) {
+      largest = std::max(largest, std::abs(expected[i]));
+    }
+  }
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (static_cast<std::int32_t>(i % stride) <= positions[i / stride]) {
+      ASSERT_NEAR(got[i], expected[i], 2e-6F * largest)
+          << "row " << i / stride << " token " << i % stride;
+    } else {
+      ASSERT_TRUE(std::isinf(got[i])) << "row " << i / stride << " token " << i % stride;
+    }
+  }
+}
+
+TEST_F(CudaScore, AgreesWithTheCpuAtAllLengths) {
+  for (const IndexKeyFormat format : {IndexKeyFormat::fp8, IndexKeyFormat::fp32}) {
+    for (const std::int32_t heads : {8, 32, 40, 64}) {
+      ShapeView shape = shape_of(RowFormat::fp32, format);
+      shape.index_heads = heads;
+      shape.index_dim = heads == 64 ? 128 : 48;
+      const Sizes sizes{.batch = 11, .table_stride = 10};
+      Pair pair(shape, sizes);
+      fill_keys(pair, 20);
+      const Inputs inputs = random_inputs(pair.cpu, 21);
+      const std::vector<std::int32_t> positions = {0,   1,   62,    63,  64, 255,
+                                                   256, 300, kNone, 511, 639};
+      pair.both([&](World& world) {
+        world.begin(1, positions);
+        score(world, inputs, world.all_rows());
+      });
+      expect_close(pair.cpu, pair.gpu, positions);
+    }
+  }
+}
+
+TEST_F(CudaScore, QueryRowsOfASessionAndPartsOfAPass) {
+  const ShapeView shape = shape_of(RowFormat::fp32);
+  const Sizes sizes{.batch = 3, .query_rows = 3};
+  Pair pair(shape, sizes);
+  fill_keys(pair, 22);
+  const Inputs inputs = random_inputs(pair.cpu, 23);
+  const std::vector<std::int32_t> positions = {62, 63, 64, kNone, kNone, kNone, 126, 127, 128};
+  const auto stride = static_cast<std::size_t>(sizes.score_stride());
+  pair.gpu.begin(1, positions);
+  score(pair.gpu, inputs, pair.gpu.all_rows());
+  const auto whole = pair.gpu.scores.read();
+  score(pair.gpu, inputs, {.first = 6, .count = 3, .tick_offset = 0});
+  const auto part = pair.gpu.scores.read();
+  for (std::size_t row = 0; row < 3; ++row) {
+    EXPECT_EQ(std::memcmp(part.data() + row * stride, whole.data() + (6 + row) * stride,
+                          (127 + row) * sizeof(float)),
+              0);
+  }
+}
+
+TEST_F(CudaScore, BitsDependOnQueryAndKeyAlone) {
+  const ShapeView shape = shape_of(RowFormat::fp32);
+  const Sizes sizes{.batch = 6, .table_stride = 8};
+  Pair pair(shape, sizes);
+  fill_keys(pair, 24);
+  // All keys of a block are that of its first token, all queries the same.
+  auto keys = pair.gpu.index_keys.read();
+  const auto dim = static_cast<std::size_t>(shape.index_dim);
+  const auto block_bytes = static_cast<std::size_t>(pair.gpu.index_block_bytes());
+  for (std::size_t block = 0; block < keys.size() / block_bytes; ++block) {
+    for (std::size_t token = 0; token < 64; ++token) {
+      std::memcpy(keys.data() + block * block_bytes + token * dim, keys.data(), dim);
+      std::memcpy(keys.data() + block * block_bytes + 64 * dim + token * 4, keys.data() + 64 * dim,
+                  4);
+    }
+  }
+  pair.gpu.index_keys.write(keys);
+  Inputs inputs = random_inputs(pair.gpu, 25);
+  for (std::size_t row = 1; row < 6; ++row) {
+    std::copy_n(inputs.queries.begin(), 8 * dim,
+                inputs.queries.begin() + static_cast<std::ptrdiff_t>(row * 8 * dim));
+    std::copy_n(inputs.weights.begin(), 8,
+                inputs.weights.begin() + static_cast<std::ptrdiff_t>(row * 8));
+  }
+  pair.gpu.begin(1, {10, 511, 64, 200, 0, 350});
+  score(pair.gpu, inputs, pair.gpu.all_rows());
+  const auto scores = pair.gpu.scores.read();
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    ASSERT_TRUE(std::isinf(scores[i]) || scores[i] == scores[0]) << i;
+  }
+}
+
+TEST_F(CudaScore, Bf16Queries) {
+  const ShapeView shape = shape_of(RowFormat::fp32);
+  const Sizes sizes{.batch = 2};
+  Pair pair(shape, sizes);
+  fill_keys(pair, 26);
+  Inputs inputs = random_inputs(pair.cpu, 27);
+  const auto halves = upper_halves(inputs.queries);
+  const std::vector<std::int32_t> positions = {100, 255};
+  pair.both([&](World& world) {
+    world.begin(1, positions);
+    const DeviceArray queries(world.backend, halves);
+    const DeviceArray weights(world.backend, inputs.weights);
+    world.backend.score({.layer = world.layer(),
+                         .step = world.step(),
+                         .block = world.all_rows(),
+                         .shape = shape,
+                         .index_q = queries.data(),
+                         .index_q_dtype = DType::bf16,
+                         .index_weights = weights.data(),
+                         .scores = world.scores.data(),
+                         .score_stride = sizes.score_stride()});
+    world.backend.synchronize();
+  });
+  expect_close(pair.cpu, pair.gpu, positions);
+}
+
+}  // namespace
+}  // namespace echo::cuda_test

@@ -1,0 +1,1 @@
+"""What the tests share: a model without weights, an oracle, and the two of them tied to a runtime."""

@@ -1,0 +1,236 @@
+"""A runtime, the synthetic model and an oracle for each session, moved forward together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import echo
+import numpy as np
+import torch
+from support.formats import encode_index_keys, split_index_blocks
+from support.oracle import OracleSession
+from support.synthetic import SyntheticModel
+
+Results = tuple[torch.Tensor, torch.Tensor]
+
+
+def small_shape(**changes: Any) -> echo.ModelShape:
+    """Three small layers with fp32 rows and fp32 index keys."""
+    sizes: dict[str, Any] = {
+        "layers": 3,
+        "index_heads": 8,
+        "index_dim": 16,
+        "query_heads": 4,
+        "latent_dim": 64,
+        "rope_dim": 16,
+        "top_k": 16,
+        "row_format": "fp32",
+        "index_key_format": "fp32",
+    }
+    return echo.ModelShape(**{**sizes, **changes})
+
+
+def full_width_shape(row_format: str, **changes: Any) -> echo.ModelShape:
+    """Two layers with rows of 512 + 64 and FP8 index keys."""
+    sizes = {"layers": 2, "query_heads": 2, "latent_dim": 512, "rope_dim": 64, "index_key_format": "fp8"}
+    return small_shape(row_format=row_format, **{**sizes, **changes})
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor, so that equal means equal in every bit, NaN included."""
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+
+
+def assert_same_bits(a: Results, b: Results) -> None:
+    """Asserts equal selections and bit-identical outputs."""
+    np.testing.assert_array_equal(a[1].cpu().numpy(), b[1].cpu().numpy(), err_msg="selections")
+    np.testing.assert_array_equal(bits(a[0]), bits(b[0]), err_msg="outputs")
+
+
+def host_rows(kv: echo.KvRuns, layer: int) -> np.ndarray:
+    """uint8 [tokens, row_bytes] of an export."""
+    runs = kv.rows(layer)
+    return np.concatenate(runs) if runs else np.empty((0, kv.row_bytes), np.uint8)
+
+
+def host_row_of(session: echo.Session, position: int) -> int:
+    """Host row of a token, by the documented rule."""
+    return session.blocks[position // 64] * 64 + position % 64
+
+
+@dataclass
+class Pair:
+    """A session and what it must hold."""
+
+    session: echo.Session
+    oracle: OracleSession
+
+
+@dataclass
+class Rig:
+    """Drives a runtime and checks everything it does."""
+
+    runtime: echo.Runtime
+    model: SyntheticModel
+    pairs: list[Pair] = field(default_factory=list)
+    inexact: int = 0  # selections that differ from the oracle's within rounding
+    rows: int = 0
+
+    @property
+    def kind(self) -> str:
+        """'cpu' or 'cuda'."""
+        return self.runtime.device.split(":")[0]
+
+    def open(self, max_tokens: int) -> Pair:
+        """A new session."""
+        pair = Pair(self.runtime.open_session(max_tokens), self.new_oracle())
+        self.pairs.append(pair)
+        return pair
+
+    def new_oracle(self) -> OracleSession:
+        """The oracle of an empty session."""
+        return OracleSession(self.model, self.runtime.plan.config.threshold_alpha)
+
+    def close(self, pair: Pair) -> None:
+        """Closes one session."""
+        pair.session.close()
+        self.pairs.remove(pair)
+
+    def fork(self, pair: Pair, max_tokens: int = 0) -> Pair:
+        """A session with the same context and its own future."""
+        child = Pair(pair.session.fork(max_tokens), pair.oracle.copy())
+        self.pairs.append(child)
+        return child
+
+    def truncate(self, pair: Pair, length: int) -> None:
+        """Forgets the tokens from `length` on."""
+        pair.session.truncate(length)
+        pair.oracle.truncate(length)
+
+    def prefill(self, pair: Pair, tokens: Sequence[int], verify: bool = True) -> Results:
+        """Appends tokens, in chunks as long as the runtime takes."""
+        most = self.runtime.plan.config.prefill_chunk
+        parts = []
+        for first in range(0, len(tokens), most):
+            chunk = list(tokens[first : first + most])
+            parts.append(self.runtime.prefill(pair.session, chunk, self.model))
+        results = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        self._follow(pair, tokens, results, verify)
+        return results
+
+    def step(
+        self, entries: Sequence[tuple[Pair, Any]], *, captured: bool = False, verify: bool = True
+    ) -> Results:
+        """One decode step, eager or replayed; a session's entry is a token or several."""
+        batch = echo.Batch()
+        for pair, token in entries:
+            batch.add(pair.session, token)
+        outputs, selections = self.runtime.step(batch, None if captured else self.model)
+        results = outputs.clone(), selections.clone()  # a replay writes to the same memory again
+        first = 0
+        for pair, token in entries:
+            tokens = [token] if isinstance(token, int) else list(token)
+            part = slice(first, first + len(tokens))
+            self._follow(pair, tokens, (results[0][part], results[1][part]), verify)
+            first += len(tokens)
+        assert first == len(results[0])
+        return results
+
+    def _follow(self, pair: Pair, tokens: Sequence[int], results: Results, verify: bool) -> None:
+        start = len(pair.oracle.tokens)
+        pair.oracle.append(list(tokens))
+        assert pair.session.length == start + len(tokens)
+        if verify:
+            for i in range(len(tokens)):
+                self.rows += 1
+                self.inexact += pair.oracle.check_row(start + i, results[0][i], results[1][i], self.kind)
+
+    def check(self, mirrors: bool = True, thresholds: bool = True) -> None:
+        """Asserts every invariant between steps."""
+        self.runtime.synchronize()
+        exports = [self.runtime.export_kv(pair.session) for pair in self.pairs]
+        if mirrors:
+            for pair, kv in zip(self.pairs, exports, strict=True):
+                check_mirror(pair, kv, self.model.shared)
+        if thresholds:
+            for pair in self.pairs:
+                self.check_thresholds(pair)
+        check_books(self.runtime, [pair.session for pair in self.pairs])
+        check_cache(self.runtime, [pair.session for pair in self.pairs], exports)
+
+    def check_thresholds(self, pair: Pair) -> None:
+        """The moving average is that of the exact k-th scores."""
+        given = self.runtime.thresholds(pair.session)
+        assert given.shape == (self.model.shape.layers,)
+        expected = np.array([layer.threshold for layer in pair.oracle.layers])
+        np.testing.assert_allclose(given, expected, rtol=1e-3, atol=1e-3)
+
+
+def check_mirror(pair: Pair, kv: echo.KvRuns, shared: frozenset[int] = frozenset()) -> None:
+    """Host rows and index keys of a session are, byte for byte, the oracle's."""
+    shape, length = pair.oracle.shape, len(pair.oracle.tokens)
+    assert kv.length == length == pair.session.length
+    assert kv.row_bytes == shape.row_bytes and kv.layers == shape.layers
+    for number, layer in enumerate(pair.oracle.layers):
+        if length == 0:
+            assert kv.rows(number) == [] and len(kv.index_keys(number)) == 0
+            continue
+        np.testing.assert_array_equal(host_rows(kv, number), layer.rows, err_msg=f"host rows of layer {number}")
+        if number in shared:
+            continue
+        blocks = kv.index_keys(number)
+        assert blocks.shape == (-(-length // 64), shape.index_block_bytes)
+        given = split_index_blocks(blocks, shape)
+        for name, part, expected in zip(("keys", "scales"), given, encode_index_keys(layer.keys, shape), strict=True):
+            np.testing.assert_array_equal(part[:length], expected, err_msg=f"index {name} of layer {number}")
+
+
+def check_books(runtime: echo.Runtime, sessions: Sequence[echo.Session]) -> None:
+    """Free host blocks are counted; only whole blocks are shared, at the same place in each table."""
+    stats = runtime.stats()
+    places: dict[int, int] = {}
+    for session in sessions:
+        blocks = session.blocks
+        assert len(blocks) == -(-session.capacity // 64)
+        for place, block in enumerate(blocks):
+            assert 0 <= block < runtime.plan.host_blocks
+            assert places.setdefault(block, place) == place, "a host block is in two places"
+            if sum(block in other.blocks for other in sessions) > 1:
+                assert 64 * (place + 1) <= session.length, "a block that is still written to is shared"
+    assert stats.sessions == len(sessions)
+    assert stats.free_host_tokens == stats.host_tokens - 64 * len(places)
+
+
+def check_cache(
+    runtime: echo.Runtime, sessions: Sequence[echo.Session], exports: Sequence[echo.KvRuns] | None = None
+) -> None:
+    """Maps are each other's inverse, free slots are counted, and every slot holds its host row's bytes."""
+    if exports is None:
+        exports = [runtime.export_kv(session) for session in sessions]
+    stats = runtime.stats()
+    for layer in range(runtime.shape.layers):
+        state = runtime.cache_state(layer)
+        slot_of, host_of, stamp = state["slot_of"], state["host_of"], state["stamp"]
+        assert slot_of.shape == (stats.host_tokens,) and host_of.shape == (runtime.plan.config.gpu_slots,)
+        mapped_rows = np.flatnonzero(slot_of != -1)
+        mapped_slots = np.flatnonzero(host_of != -1)
+        np.testing.assert_array_equal(host_of[slot_of[mapped_rows]], mapped_rows)
+        np.testing.assert_array_equal(slot_of[host_of[mapped_slots]], mapped_slots)
+        assert len(mapped_rows) == len(mapped_slots) == stats.layers[layer].used_slots
+        assert ((stamp == -1) == (host_of == -1)).all(), "a slot is free if and only if it has no stamp"
+        assert (stamp[mapped_slots] >= 1).all()
+        rows = {
+            host_row_of(session, position): row
+            for session, kv in zip(sessions, exports, strict=True)
+            for position, row in enumerate(host_rows(kv, layer))
+        }
+        assert set(mapped_rows.tolist()) <= set(rows), "a row that belongs to no token is resident"
+        for session in sessions:
+            if session.paused:
+                others = {block for other in sessions if other != session for block in other.blocks}
+                own = [host_row_of(session, p) for p in range(session.length)]
+                assert all(slot_of[row] == -1 for row in own if row // 64 not in others), "paused, but resident"
+        for slot in mapped_slots:
+            np.testing.assert_array_equal(state["slots"][slot], rows[int(host_of[slot])])
