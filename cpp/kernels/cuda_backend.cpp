@@ -152,6 +152,7 @@ void CudaBackend::fill(void* device, int byte, std::size_t bytes) {
 
 void CudaBackend::upload_control(void* device, const void* host, std::size_t bytes) {
   const DeviceGuard guard(device_);
+  errors_.check();  // a pass reports what the ones before it met, without waiting for them
   staging_.upload(device, host, bytes, stream_);
 }
 
@@ -235,6 +236,21 @@ void CudaBackend::synchronize() {
   const DeviceGuard guard(device_);
   ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
   errors_.check();
+}
+
+std::uint64_t CudaBackend::mark() {
+  const DeviceGuard guard(device_);
+  marks_.emplace_back().record(stream_);
+  return marks_done_ + marks_.size();
+}
+
+bool CudaBackend::done(std::uint64_t mark) {
+  const DeviceGuard guard(device_);
+  while (!marks_.empty() && marks_.front().done()) {
+    marks_.pop_front();
+    ++marks_done_;
+  }
+  return mark <= marks_done_;
 }
 
 std::function<void()> CudaBackend::capture(const std::function<void()>& body) {

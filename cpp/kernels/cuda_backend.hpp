@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <span>
@@ -55,6 +57,8 @@ class CudaBackend final : public Backend {
   void release(std::span<const LayerView> layers, std::span<const RowRun> rows) override;
 
   void synchronize() override;
+  std::uint64_t mark() override;
+  bool done(std::uint64_t mark) override;
   /// The replay works on the stream that is in use then.
   std::function<void()> capture(const std::function<void()>& body) override;
 
@@ -79,6 +83,8 @@ class CudaBackend final : public Backend {
   KernelErrors errors_;
   StagingRing staging_;
   std::optional<Scratch> scratch_;
+  std::deque<Event> marks_;  ///< those not known to be done, oldest first
+  std::uint64_t marks_done_ = 0;
 };
 
 }  // namespace echo

@@ -29,6 +29,16 @@ class Event {
   void record(cudaStream_t stream) { ECHO_CUDA_CHECK(cudaEventRecord(handle_, stream)); }
   /// Waits until the work before the last record is done; at once if there was none.
   void wait() const { ECHO_CUDA_CHECK(cudaEventSynchronize(handle_)); }
+  /// Whether that work is done, without waiting.
+  bool done() const {
+    const cudaError_t state = cudaEventQuery(handle_);
+    if (state == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());
+      return false;
+    }
+    ECHO_CUDA_CHECK(state);
+    return true;
+  }
   cudaEvent_t get() const { return handle_; }
 
  private:

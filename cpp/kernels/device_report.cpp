@@ -12,7 +12,7 @@
 #include "kernels/device_memory.hpp"
 #include "kernels/numa.hpp"
 #include "kernels/pinned_memory.hpp"
-#include "kernels/host_memory_limit.hpp"
+#include "runtime/host_memory_limit.hpp"
 
 namespace echo {
 namespace {

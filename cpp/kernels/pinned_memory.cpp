@@ -15,7 +15,7 @@
 
 #include "echo/errors.hpp"
 #include "kernels/device_guard.hpp"
-#include "kernels/host_memory_limit.hpp"
+#include "runtime/host_memory_limit.hpp"
 #include "kernels/numa.hpp"
 
 namespace echo {

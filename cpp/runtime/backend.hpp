@@ -52,6 +52,7 @@ class Backend {
   virtual void fill(void* device, int byte, std::size_t bytes) = 0;
 
   /// Starts a pass: uploads `bytes` of the control block. Returns before the copy is done; `host` may be reused.
+  /// Throws what an earlier pass is known to have gone wrong with; nothing is uploaded then.
   virtual void upload_control(void* device, const void* host, std::size_t bytes) = 0;
 
   virtual void append(const AppendParams& params) = 0;

@@ -1,12 +1,11 @@
 #include "runtime/backends.hpp"
 
-#include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <string>
 
 #include "echo/errors.hpp"
 #include "echo/runtime.hpp"
+#include "runtime/host_memory_limit.hpp"
 
 namespace echo {
 namespace {
@@ -24,33 +23,6 @@ int device_number(std::string_view text) {
     }
   }
   return number;
-}
-
-/// First number of a file, -1 where there is none ("max", no such file).
-std::int64_t number_in(const char* path) {
-  std::ifstream file(path);
-  std::int64_t value = -1;
-  return file >> value ? value : -1;
-}
-
-/// Memory that can still be had, as the kernel estimates it; 0 if it does not say.
-std::int64_t available_host_bytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::int64_t available = 0;
-  for (std::string word; meminfo >> word;) {
-    if (word == "MemAvailable:") {
-      std::int64_t kib = 0;
-      meminfo >> kib;
-      available = kib * 1024;
-      break;
-    }
-  }
-  const std::int64_t limit = number_in("/sys/fs/cgroup/memory.max");
-  const std::int64_t used = number_in("/sys/fs/cgroup/memory.current");
-  if (limit > 0 && used >= 0) {
-    available = std::min(available, std::max<std::int64_t>(limit - used, 0));
-  }
-  return available;
 }
 
 }  // namespace
@@ -80,8 +52,9 @@ std::unique_ptr<Backend> make_backend(const std::string& resolved, const Runtime
 
 MachineLimits machine_limits(const std::string& device) {
   const std::string resolved = resolve_device(device);
+  const std::size_t limit = host_memory_limit();
   return {.device_bytes = resolved == "cpu" ? 0 : cuda_free_bytes(device_number(resolved)),
-          .host_bytes = available_host_bytes()};
+          .host_bytes = limit == kNoHostMemoryLimit ? 0 : static_cast<std::int64_t>(limit)};
 }
 
 }  // namespace echo

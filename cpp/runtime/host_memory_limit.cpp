@@ -1,4 +1,4 @@
-#include "kernels/host_memory_limit.hpp"
+#include "runtime/host_memory_limit.hpp"
 
 #include <unistd.h>
 
