@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import echo
 import hypothesis
 import pytest
 import torch
 from support.rig import Rig
 from support.synthetic import FusedModel, SyntheticModel
+
+import echo
 
 # The same examples in every run, so that a red run can be repeated; --hypothesis-profile=explore looks further.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
@@ -67,13 +68,14 @@ def one_torch_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def make_rig(
-    make_runtime: Callable[..., echo.Runtime], device: str, one_torch_thread: None
-) -> Callable[..., Rig]:
+def make_rig(make_runtime: Callable[..., echo.Runtime], device: str, one_torch_thread: None) -> Callable[..., Rig]:
     """Makes a runtime with a synthetic model; `model` holds arguments of the model, all others are settings."""
 
     def make(
-        shape: echo.ModelShape, model: dict[str, Any] | SyntheticModel | None = None, fused: bool = False, **settings: Any
+        shape: echo.ModelShape,
+        model: dict[str, Any] | SyntheticModel | None = None,
+        fused: bool = False,
+        **settings: Any,
     ) -> Rig:
         if not isinstance(model, SyntheticModel):
             kind = FusedModel if fused else SyntheticModel

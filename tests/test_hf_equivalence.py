@@ -15,6 +15,8 @@ from support.hf_reference import compare, hf, random_bytes, torch
 
 import echo
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 TOP_K = 64
 STEPS = 16
 # (tokens in all, seed of a text with clear k-th scores)

@@ -10,6 +10,8 @@ from support.hf_reference import hf, random_bytes, torch
 
 import echo
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 PROMPTS = [random_bytes(length, seed=length).tolist() for length in (5, 64, 65, 130, 33, 71)]
 
 

@@ -12,6 +12,8 @@ from support.hf_reference import Recorder, hf, random_bytes, torch
 
 import echo
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 MakeRuntime = Callable[..., echo.Runtime]
 PROMPTS = [random_bytes(length, seed=length).tolist() for length in (20, 90, 150, 64)]
 

@@ -11,6 +11,8 @@ from support.hf_reference import hf, random_bytes, recorded_indexers, torch
 
 import echo
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 
 @pytest.mark.parametrize("make", [hf.tiny_model, hf.tiny_glm_model])
 def test_global_generators_are_left_alone(make: object) -> None:

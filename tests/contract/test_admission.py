@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 
-import echo
 import numpy as np
 import pytest
 import torch
 from support.rig import assert_same_bits, small_shape
 from support.synthetic import ForwardFailed, fail_at
+
+import echo
 
 
 def free_state(runtime: echo.Runtime) -> tuple:
@@ -32,7 +33,9 @@ def test_what_does_not_fit_is_refused_and_running_sessions_go_on(make_rig):
         with pytest.raises(error, match=message):
             rig.runtime.open_session(tokens)
     second = rig.open(512)
-    with pytest.raises(echo.CapacityError, match="^max_tokens: a session of 193 tokens needs 4 blocks.*3 of 16 are free"):
+    with pytest.raises(
+        echo.CapacityError, match="^max_tokens: a session of 193 tokens needs 4 blocks.*3 of 16 are free"
+    ):
         rig.runtime.open_session(193)
     rig.step([(running, 1), (second, 2)])
     third = rig.open(192)

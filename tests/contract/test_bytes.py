@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import echo
 import numpy as np
 import pytest
 import torch
 from support.rig import check_cache, full_width_shape, host_row_of, host_rows, small_shape
+
+import echo
 
 ROW_BYTES = {
     "fp8_656": (656, full_width_shape("fp8_656")),
@@ -165,11 +166,15 @@ def test_byte_offsets_beyond_2_to_the_31_reach_their_rows(make_rig):
     if echo.machine_limits("cpu").host_bytes < needed:
         pytest.skip("needs 4 GiB of memory")
     tokens = 3_400_000 // 64 * 64
-    shape = small_shape(
-        layers=1, top_k=8, row_format="raw", raw_row_bytes=656, index_key_format="fp8", query_heads=1
-    )
+    shape = small_shape(layers=1, top_k=8, row_format="raw", raw_row_bytes=656, index_key_format="fp8", query_heads=1)
     rig = make_rig(
-        shape, host_tokens=tokens, max_context=tokens, max_batch=1, prefill_chunk=64, max_sessions=3, model={"positions": 256}
+        shape,
+        host_tokens=tokens,
+        max_context=tokens,
+        max_batch=1,
+        prefill_chunk=64,
+        max_sessions=3,
+        model={"positions": 256},
     )
     assert tokens * 656 > 2**31
     low = rig.open(192)

@@ -136,9 +136,7 @@ def test_prefill_in_any_chunks_is_decoding_token_by_token(make_rig, name):
                 first += count
         results = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
         assert_same_bits(results, expected)
-        np.testing.assert_array_equal(
-            rig.runtime.thresholds(pair.session), rig.runtime.thresholds(decoded.session)
-        )
+        np.testing.assert_array_equal(rig.runtime.thresholds(pair.session), rig.runtime.thresholds(decoded.session))
         rig.check(thresholds=name == "fp32")
         rig.close(pair)
 

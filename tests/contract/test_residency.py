@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import echo
 import numpy as np
 import pytest
 import torch
 from support.rig import assert_same_bits, check_cache, host_row_of, small_shape
+
+import echo
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -114,9 +115,7 @@ def test_state_moves_with_a_session_to_another_batch_row(make_rig):
         here = moving.step([(pairs[1][i], tokens[i]) for i in order], captured=True)
         assert_same_bits(here, (there[0][order], there[1][order]))
     for old, new in zip(*pairs, strict=True):
-        np.testing.assert_array_equal(
-            fixed.runtime.thresholds(old.session), moving.runtime.thresholds(new.session)
-        )
+        np.testing.assert_array_equal(fixed.runtime.thresholds(old.session), moving.runtime.thresholds(new.session))
     for old, new in zip(fixed.runtime.stats().layers, moving.runtime.stats().layers, strict=True):
         assert (old.hits, old.misses, old.appended) == (new.hits, new.misses, new.appended)
     # One at a time, through the size for two, in the last row and the first.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import echo
 import numpy as np
 import pytest
 import torch
 from support.formats import join_index_blocks
 from support.oracle import top_k
 from support.rig import assert_same_bits, check_cache, small_shape
+
+import echo
 
 K = 16
 INF, NAN, HUGE = float("inf"), float("nan"), 3e38
@@ -84,14 +85,18 @@ def adversarial(length: int) -> dict[str, np.ndarray]:
         "all equal": np.full(length, 7.5, np.float32),
         "fewer than k above zero": sparse,
         "one coarse bin": one_bin,
-        "neighbouring floats": (np.float32(1.0).view(np.int32) + rng.integers(4, size=length)).astype(np.int32).view(np.float32),
+        "neighbouring floats": (np.float32(1.0).view(np.int32) + rng.integers(4, size=length))
+        .astype(np.int32)
+        .view(np.float32),
         "beyond fp16": rng.uniform(6e4, 1e6, length).astype(np.float32),
         "negative": -one_bin,
         "subnormal": (rng.integers(1, 1000, size=length) * 1e-43).astype(np.float32),
         "all infinite": np.full(length, INF, np.float32),
         "all minus infinite": np.full(length, -INF, np.float32),
         "all NaN": np.full(length, NAN, np.float32),
-        "NaN but for k - 1": np.where(np.arange(length) % max(1, length // (K - 1)) == 0, one_bin, NAN).astype(np.float32),
+        "NaN but for k - 1": np.where(np.arange(length) % max(1, length // (K - 1)) == 0, one_bin, NAN).astype(
+            np.float32
+        ),
         "infinities and NaN": mixed,
         "rising": np.arange(length, dtype=np.float32),
         "falling": np.arange(length, 0, -1).astype(np.float32),
@@ -115,9 +120,7 @@ def test_exactly_the_k_best_for_adversarial_scores(make_runtime, device, kind):
 @pytest.mark.parametrize("k", [1, 31, 32, 33, 64, 255, 256, 257])
 def test_any_k_at_any_power_of_two(make_runtime, device, k):
     """Pitfall 9: lengths around powers of two, with plenty of ties at the k-th score."""
-    runtime = make_runtime(
-        raw_shape(top_k=k), host_tokens=32768, max_context=32768, max_batch=1, prefill_chunk=1
-    )
+    runtime = make_runtime(raw_shape(top_k=k), host_tokens=32768, max_context=32768, max_batch=1, prefill_chunk=1)
     rng = np.random.default_rng(k)
     for length in [2**power + d for power in (5, 8, 9, 11, 13, 14) for d in (-1, 0, 1)]:
         scores = rng.integers(0, max(2, length // k), size=length).astype(np.float32)

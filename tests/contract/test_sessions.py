@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import echo
 import numpy as np
 import pytest
 import torch
 from support.rig import assert_same_bits, check_cache, host_row_of, small_shape
+
+import echo
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
@@ -129,8 +130,8 @@ def test_a_paused_session_gives_up_its_slots_and_comes_back_with_the_same_bits(m
     for turn in range(20):
         assert_same_bits(rig.step([(pair, turn)]), clean.step([(twin, turn)]))
         if turn % 3 == 0:
-            pair.session.pause()
-            pair.session.pause()
+            rig.pause(pair)
+            rig.pause(pair)
             assert pair.session.paused and pair.session.length == twin.session.length
             rig.check()
             for call in (
@@ -151,12 +152,12 @@ def test_paused_sessions_fork_truncate_and_close(make_rig):
     rig = make_rig(small_shape())
     pair = rig.open(200)
     rig.prefill(pair, tokens_of(9, 100))
-    pair.session.pause()
+    rig.pause(pair)
     child = rig.fork(pair)
     rig.truncate(pair, 70)
     rig.check()
     rig.step([(child, 5)])
-    child.session.pause()
+    rig.pause(child)
     rig.check()
     rig.close(child)
     rig.check()

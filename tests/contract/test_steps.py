@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import echo
 import numpy as np
 import pytest
 import torch
 from support.rig import assert_same_bits, host_rows, small_shape
+
+import echo
 
 
 def snapshot(runtime: echo.Runtime) -> list[dict[str, np.ndarray]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 
-import echo
 import numpy as np
 import pytest
 import torch
 from support.rig import assert_same_bits, full_width_shape, host_rows, small_shape
+
+import echo
 
 SHAPES = {"fp32": small_shape(), "fp8_656": full_width_shape("fp8_656")}
 
@@ -36,9 +37,7 @@ def test_a_session_goes_on_in_another_runtime(make_rig, name, length):
     source.prefill(pair, tokens_of(length, length))
     twin = adopt(target, pair, source.runtime.export_kv(pair.session))
     assert twin.session.length == length
-    np.testing.assert_array_equal(
-        source.runtime.thresholds(pair.session), target.runtime.thresholds(twin.session)
-    )
+    np.testing.assert_array_equal(source.runtime.thresholds(pair.session), target.runtime.thresholds(twin.session))
     target.check()
     for token in tokens_of(0, 20):
         assert_same_bits(target.step([(twin, token)]), source.step([(pair, token)]))

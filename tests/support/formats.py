@@ -5,9 +5,10 @@ Rows and index keys as bytes and as the numbers that these bytes mean. Shares no
 
 from __future__ import annotations
 
-import echo
 import numpy as np
 import torch
+
+import echo
 
 
 def power_of_two_scales(groups: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+
 from support.formats import decode_rows, encode_rows, index_values
 from support.synthetic import SyntheticModel
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-import echo
 import torch
+
+import echo
 
 KINDS = ("kv", "index_key", "index_q", "index_weights", "q")
 FLOAT_BYTES = {torch.float32: 4, torch.bfloat16: 2}
@@ -144,9 +145,7 @@ class SyntheticModel:
         size = (rows, heads, self.shape.latent_dim)
         return torch.full(size, float("nan"), dtype=self.dtype, device=self.device)
 
-    def run_layer(
-        self, forward_pass: echo.ForwardPass, layer: int, x: LayerInputs, out: torch.Tensor
-    ) -> None:
+    def run_layer(self, forward_pass: echo.ForwardPass, layer: int, x: LayerInputs, out: torch.Tensor) -> None:
         """The verbs of one layer, one by one."""
         own = layer not in self.shared
         self._stage("append", layer, forward_pass)
@@ -172,9 +171,7 @@ class SyntheticModel:
 class FusedModel(SyntheticModel):
     """The same through `ForwardPass.attention`."""
 
-    def run_layer(
-        self, forward_pass: echo.ForwardPass, layer: int, x: LayerInputs, out: torch.Tensor
-    ) -> None:
+    def run_layer(self, forward_pass: echo.ForwardPass, layer: int, x: LayerInputs, out: torch.Tensor) -> None:
         """The whole layer in one call."""
         index: dict[str, Any] = {}
         if layer not in self.shared:

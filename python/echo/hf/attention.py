@@ -67,9 +67,7 @@ class SparseAttention:
         self._up_key = up[:, :nope]  # W_UK, [heads, nope, latent]
         self._up_value = up[:, nope:].transpose(1, 2)  # W_UV, [heads, latent, v]
 
-    def __call__(
-        self, p: ForwardPass, hidden: Tensor, rotary: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, LayerTensors]:
+    def __call__(self, p: ForwardPass, hidden: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, LayerTensors]:
         """Runs the layer's attention for all rows of a pass.
 
         Args:

@@ -132,6 +132,4 @@ def _pick(logits: Tensor, temperature: float, draws: list[torch.Generator]) -> l
         likeliest: list[int] = logits.argmax(dim=-1).tolist()
         return likeliest
     probabilities = torch.softmax(logits.float().cpu() / temperature, dim=-1)
-    return [
-        int(torch.multinomial(row, 1, generator=draw)) for row, draw in zip(probabilities, draws, strict=True)
-    ]
+    return [int(torch.multinomial(row, 1, generator=draw)) for row, draw in zip(probabilities, draws, strict=True)]

@@ -148,6 +148,4 @@ def _device_of(model: Any) -> torch.device:
 def _require_fixed_rotary(config: Any) -> None:
     kind = config.rope_parameters.get("rope_type", "default")
     if kind in ("dynamic", "longrope"):  # they rescale as the text grows, which cached keys cannot follow
-        raise NotSupported(
-            f"model: rotary embedding {kind!r} given, expected one that is the same at any length"
-        )
+        raise NotSupported(f"model: rotary embedding {kind!r} given, expected one that is the same at any length")

@@ -144,9 +144,7 @@ def tiny_glm_model(
     return cast(GlmMoeDsaForCausalLM, _seeded(config or tiny_glm_config(**sizes), seed, dtype, device))
 
 
-def _fields(
-    layers: int, vocab: int, top_k: int, dense_layers: int | None, sizes: dict[str, Any]
-) -> dict[str, Any]:
+def _fields(layers: int, vocab: int, top_k: int, dense_layers: int | None, sizes: dict[str, Any]) -> dict[str, Any]:
     return {
         **_SIZES,
         "num_hidden_layers": layers,

@@ -1,0 +1,206 @@
+"""The Python package and the life of a runtime, as users meet them."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from support.rig import small_shape
+
+import echo
+
+
+def test_errors_are_also_what_python_programmers_expect():
+    for error, base in (
+        (echo.InvalidArgument, ValueError),
+        (echo.CapacityError, MemoryError),
+        (echo.StateError, RuntimeError),
+        (echo.CudaError, RuntimeError),
+        (echo.NotSupported, NotImplementedError),
+    ):
+        assert issubclass(error, base) and issubclass(error, echo.Error)
+
+
+def test_version_and_build_are_told():
+    assert echo.build_info().startswith(f"echo {echo.__version__}, ")
+    assert (pathlib.Path(echo.cmake_dir()) / "lib" / "cmake" / "echo" / "echo-config.cmake").exists()
+
+
+def test_importing_takes_neither_torch_nor_cuda():
+    code = "import sys, echo; assert 'torch' not in sys.modules; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_counters_count(make_rig):
+    rig = make_rig(small_shape(), max_batch=1)
+    pair = rig.open(128)
+    rig.prefill(pair, list(range(60)) + [3] * 10)
+    for token in range(5):
+        rig.step([(pair, token)])
+    stats = rig.runtime.stats()
+    assert (stats.steps, stats.prefill_tokens, stats.sessions) == (5, 70, 1)
+    fetched = sum(layer.misses for layer in stats.layers)
+    selected = 3 * (sum(range(1, 16)) + 16 * 60)
+    assert sum(layer.hits + layer.misses for layer in stats.layers) == selected
+    assert stats.recalled_bytes == fetched * 320
+    assert stats.hit_rate == pytest.approx(1 - fetched / selected)
+    assert all(layer.appended == 5 for layer in stats.layers)  # prefill fills no slots
+
+
+def test_sessions_close_with_their_block(make_runtime):
+    runtime = make_runtime(small_shape())
+    with runtime.open_session(100) as session:
+        assert (session.id, session.length, session.capacity, session.closed) == (0, 0, 100, False)
+        assert len(session.blocks) == 2
+        assert repr(session) == "<Session 0, 0 of 100 tokens>"
+    assert session.closed and "closed" in repr(session)
+    with pytest.raises(ZeroDivisionError), runtime.open_session(100) as session:
+        raise ZeroDivisionError
+    assert session.closed and session.id == 1
+    session.close()
+    assert runtime.stats().sessions == 0
+
+
+def test_everything_after_close_is_refused_and_close_is_idempotent(make_rig):
+    rig = make_rig(small_shape())
+    pair = rig.open(64)
+    rig.prefill(pair, [1, 2, 3])
+    rig.runtime.capture(rig.model, [1])
+    kv = rig.runtime.export_kv(pair.session)
+    runtime, session = rig.runtime, pair.session
+    runtime.close()
+    runtime.close()
+    assert runtime.closed and session.closed
+    for call in (
+        lambda: runtime.open_session(1),
+        lambda: runtime.prefill(session, [1], rig.model),
+        lambda: runtime.prefill(session, [1]),
+        lambda: runtime.step(echo.Batch([session], [1]), rig.model),
+        lambda: runtime.step(echo.Batch()),
+        lambda: runtime.capture(rig.model, [1]),
+        lambda: runtime.export_kv(session),
+        lambda: runtime.import_kv(session, kv),
+        lambda: runtime.begin_import(session, 1),
+        lambda: runtime.finish_import(session, kv),
+        lambda: runtime.thresholds(session),
+        lambda: runtime.stats(),
+        lambda: runtime.cache_state(0),
+        lambda: runtime.synchronize(),
+    ):
+        with pytest.raises(echo.StateError, match="^runtime: it is closed"):
+            call()
+    for call in (
+        lambda: session.fork(),
+        lambda: session.truncate(0),
+        lambda: session.pause(),
+        lambda: session.resume(),
+    ):
+        with pytest.raises(echo.StateError, match="^session: session 0 is closed"):
+            call()
+    session.close()
+    assert (session.length, session.capacity) == (3, 64)
+    assert runtime.plan.host_blocks == 32 and runtime.device.startswith(rig.kind)  # what it was stays known
+
+
+def test_what_a_runtime_handed_out_outlives_it(make_rig):
+    rig = make_rig(small_shape())
+    pair = rig.open(64)
+    kept: dict[str, np.ndarray] = {}
+
+    def look(stage: str, layer: int, p: echo.ForwardPass) -> None:
+        if stage == "end" and p.device == "cpu":
+            kept.update(tokens=p.tokens, positions=p.positions, selection=p.selection)
+
+    rig.model.on_stage = look
+    outputs, selections = rig.prefill(pair, [4, 5, 6])
+    plan, state, thresholds = rig.runtime.plan, rig.runtime.cache_state(0), rig.runtime.thresholds(pair.session)
+    copies = {name: array.copy() for name, array in kept.items()}
+    rig.runtime.close()
+    assert plan.config.host_tokens == 2048 and len(state["slot_of"]) == 2048 and len(thresholds) == 3
+    assert outputs.isfinite().all() and (selections[2, :, :3].cpu() == torch.tensor([0, 1, 2])).all()
+    for name, array in kept.items():
+        np.testing.assert_array_equal(array, copies[name])
+    del rig
+    assert plan.table()
+
+
+def test_sessions_outlive_a_runtime_that_was_dropped(device):
+    runtime = echo.Runtime(small_shape(), device=device, host_tokens=64, max_batch=1)
+    session = runtime.open_session(10)
+    del runtime
+    assert session.length == 0
+    with pytest.raises(echo.StateError, match="^session: "):
+        session.truncate(0)
+    session.close()
+
+
+def test_a_runtime_is_a_context_manager(device):
+    with echo.Runtime(small_shape(), device=device, host_tokens=64, max_batch=1) as runtime:
+        session = runtime.open_session(10)
+        assert not runtime.closed
+    assert runtime.closed and session.closed
+    with pytest.raises(ZeroDivisionError), echo.Runtime(small_shape(), device=device, host_tokens=64) as runtime:
+        raise ZeroDivisionError
+    assert runtime.closed
+
+
+def test_sessions_may_be_closed_from_any_thread(make_rig):
+    rig = make_rig(small_shape())
+    pairs = [rig.open(64) for _ in range(4)]
+    for pair in list(pairs):
+        worker = threading.Thread(target=pair.session.close)
+        worker.start()
+        worker.join()
+    rig.pairs.clear()
+    rig.check()
+
+
+def test_layers_of_the_cache_state_are_checked(make_runtime):
+    runtime = make_runtime(small_shape())
+    for layer in (-1, 3):
+        with pytest.raises(echo.InvalidArgument, match=f"^layer: {layer} given, expected 0 to 2"):
+            runtime.cache_state(layer)
+    state = runtime.cache_state(2)
+    assert {name: array.dtype for name, array in state.items()} == {
+        "slot_of": np.int32,
+        "host_of": np.int32,
+        "stamp": np.int32,
+        "slots": np.uint8,
+    }
+    assert (state["slot_of"] == -1).all() and (state["host_of"] == -1).all() and (state["stamp"] == -1).all()
+
+
+def test_outputs_may_be_anything(make_rig):
+    """Tensors and tuples of them are cut to the batch's rows; what has no rows is left alone."""
+    rig = make_rig(small_shape())
+    pair = rig.open(64)
+    scalar, name = torch.ones(()), "a name"
+
+    def forward(p: echo.ForwardPass):
+        outputs, selections = rig.model(p)
+        return outputs, (selections, scalar), name, None
+
+    rig.runtime.capture(forward, [4])
+    outputs, (selections, same), label, nothing = rig.runtime.step(echo.Batch([pair.session], [1]))
+    assert len(outputs) == len(selections) == 1
+    assert same is scalar and label == name and nothing is None
+    rig.runtime.capture(rig.model, [4])
+
+
+def test_batches_are_lists_that_grow(make_rig):
+    rig = make_rig(small_shape(), query_rows=2)
+    a, b = rig.open(64), rig.open(64)
+    batch = echo.Batch()
+    batch.add(a.session, 5)
+    batch.add(b.session, np.int64(6))
+    assert batch.flat() == ([5, 6], 1)
+    assert echo.Batch([a.session], [(7, 8)]).flat() == ([7, 8], 2)
+    assert echo.Batch([a.session, b.session], np.array([[1, 2], [3, 4]])).flat() == ([1, 2, 3, 4], 2)
+    assert echo.Batch([a.session, b.session], torch.tensor([1, 2])).flat() == ([1, 2], 1)
+    assert echo.Batch().flat() == ([], 1)
+    assert echo.Batch().sessions is not echo.Batch().sessions
