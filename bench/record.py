@@ -45,10 +45,15 @@ def write(name: str, cases: list[dict[str, Any]]) -> Path:
         "machine": machine(),
         "commit": os.environ.get("ECHO_COMMIT") or _output("git", "rev-parse", "HEAD"),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": os.environ.get("ECHO_COMMAND") or " ".join([Path(sys.executable).name, *sys.argv]),
         "cases": cases,
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
+
+
+if __name__ == "__main__":  # record.py NAME FILE: figures that another program left in a JSON file
+    figures = json.loads(Path(sys.argv[2]).read_text())
+    print(write(sys.argv[1], figures if isinstance(figures, list) else [figures]))
