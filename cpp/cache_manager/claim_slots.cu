@@ -31,8 +31,8 @@ struct Shared {
 /// Calls `visit(word, first_row)` for the 32 words of `wanted` under a summary word.
 template <typename Visit>
 __device__ void for_words(const ClaimView& claim, std::int32_t summary_word, Visit visit) {
-  const auto* words = reinterpret_cast<const uint4*>(claim.wanted) +
-                      static_cast<std::int64_t>(summary_word) * kLoadsPerSummaryWord;
+  const auto* words =
+      reinterpret_cast<const uint4*>(claim.wanted) + static_cast<std::int64_t>(summary_word) * kLoadsPerSummaryWord;
   uint4 loaded[kLoadsPerSummaryWord];
 #pragma unroll
   for (int i = 0; i < kLoadsPerSummaryWord; ++i) {
@@ -50,8 +50,7 @@ __device__ void for_words(const ClaimView& claim, std::int32_t summary_word, Vis
 }
 
 __device__ void clear_words(const ClaimView& claim, std::int32_t summary_word) {
-  auto* words = reinterpret_cast<uint4*>(claim.wanted) +
-                static_cast<std::int64_t>(summary_word) * kLoadsPerSummaryWord;
+  auto* words = reinterpret_cast<uint4*>(claim.wanted) + static_cast<std::int64_t>(summary_word) * kLoadsPerSummaryWord;
 #pragma unroll
   for (int i = 0; i < kLoadsPerSummaryWord; ++i) {
     words[i] = make_uint4(0U, 0U, 0U, 0U);
@@ -90,8 +89,8 @@ __device__ void collect_misses(const ClaimView& claim, Shared& shared) {
 }
 
 /// Gives the slot to the miss, and takes it from whatever it holds.
-__device__ void assign(const LayerView& layer, std::int32_t slot, std::int32_t stamp,
-                       std::int32_t now, Miss& miss, Shared& shared) {
+__device__ void assign(const LayerView& layer, std::int32_t slot, std::int32_t stamp, std::int32_t now, Miss& miss,
+                       Shared& shared) {
   const std::int32_t old_row = layer.host_of[slot];
   if (old_row != kNone) {
     layer.slot_of[old_row] = kNone;
@@ -108,22 +107,19 @@ __device__ void assign(const LayerView& layer, std::int32_t slot, std::int32_t s
 
 /// Moves the hand over the pool, for one turn at most, until all misses have a slot; returns how
 /// many do.
-__device__ std::int32_t scan_clock(const LayerView& layer, const ClaimView& claim,
-                                   std::int32_t missing, std::int32_t now, Shared& shared) {
+__device__ std::int32_t scan_clock(const LayerView& layer, const ClaimView& claim, std::int32_t missing,
+                                   std::int32_t now, Shared& shared) {
   const std::int32_t hand = shared.replacement.hand;
   const std::int32_t limit = shared.limit;
   std::int32_t taken = 0;
-  for (std::int64_t first = 0; first < layer.slots && taken < missing;
-       first += kThreads * kStampsPerThread) {
+  for (std::int64_t first = 0; first < layer.slots && taken < missing; first += kThreads * kStampsPerThread) {
     std::int32_t slots[kStampsPerThread];
     std::int32_t stamps[kStampsPerThread];
     std::int32_t mine = 0;
 #pragma unroll
     for (int i = 0; i < kStampsPerThread; ++i) {
-      const std::int64_t passed =
-          first + static_cast<std::int64_t>(threadIdx.x) * kStampsPerThread + i;
-      const std::int64_t slot =
-          hand + passed < layer.slots ? hand + passed : hand + passed - layer.slots;
+      const std::int64_t passed = first + static_cast<std::int64_t>(threadIdx.x) * kStampsPerThread + i;
+      const std::int64_t slot = hand + passed < layer.slots ? hand + passed : hand + passed - layer.slots;
       slots[i] = static_cast<std::int32_t>(slot);
       stamps[i] = passed < layer.slots ? layer.stamp[slot] : now;
       mine += may_take(stamps[i], limit) ? 1 : 0;
@@ -165,8 +161,8 @@ __device__ void update_histogram(ClaimState& state, std::int32_t now, Shared& sh
 }
 
 __global__ __launch_bounds__(kThreads) void claim_slots(LayerView layer, const std::int32_t* tick,
-                                                        std::int32_t tick_offset, ClaimView claim,
-                                                        bool appending, KernelErrorView errors) {
+                                                        std::int32_t tick_offset, ClaimView claim, bool appending,
+                                                        KernelErrorView errors) {
   __shared__ Shared shared;
   const std::int32_t now = *tick + tick_offset;
   auto* replacement = reinterpret_cast<std::int32_t*>(layer.replacement);
@@ -219,16 +215,13 @@ __global__ __launch_bounds__(kThreads) void claim_slots(LayerView layer, const s
 
 }  // namespace
 
-void launch_claim_selected(const RecallParams& params, const ClaimView& claim,
-                           const LaunchContext& context) {
-  launch(context, claim_slots, 1, kThreads, 0, params.layer, params.step.tick,
-         params.block.tick_offset, claim, false, context.errors);
+void launch_claim_selected(const RecallParams& params, const ClaimView& claim, const LaunchContext& context) {
+  launch(context, claim_slots, 1, kThreads, 0, params.layer, params.step.tick, params.block.tick_offset, claim, false,
+         context.errors);
 }
 
-void launch_claim_new(const AppendParams& params, const ClaimView& claim,
-                      const LaunchContext& context) {
-  launch(context, claim_slots, 1, kThreads, 0, params.layer, params.step.tick, 0, claim, true,
-         context.errors);
+void launch_claim_new(const AppendParams& params, const ClaimView& claim, const LaunchContext& context) {
+  launch(context, claim_slots, 1, kThreads, 0, params.layer, params.step.tick, 0, claim, true, context.errors);
 }
 
 }  // namespace echo

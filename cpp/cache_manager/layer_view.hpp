@@ -17,18 +17,18 @@ struct LayerCounters {
 };
 
 struct LayerView {
-  std::byte* pool;              ///< [slots, row_bytes] rows on the GPU
-  std::byte* slab;              ///< [host_rows, host_stride] this layer's part of the host pool, device alias
-  std::int32_t* slot_of;        ///< [host_rows] host row -> slot or kNone
-  std::int32_t* host_of;        ///< [slots] slot -> host row or kNone
-  std::int32_t* stamp;          ///< [slots] tick of last use, kFree if free
-  std::byte* index_keys;        ///< [host_rows / 64, index_block_bytes]
+  std::byte* pool;        ///< [slots, row_bytes] rows on the GPU
+  std::byte* slab;        ///< [host_rows, host_stride] this layer's part of the host pool, device alias
+  std::int32_t* slot_of;  ///< [host_rows] host row -> slot or kNone
+  std::int32_t* host_of;  ///< [slots] slot -> host row or kNone
+  std::int32_t* stamp;    ///< [slots] tick of last use, kFree if free
+  std::byte* index_keys;  ///< [host_rows / 64, index_block_bytes]
   ReplacementState* replacement;
   LayerCounters* counters;
   std::int32_t slots;
   std::int32_t row_bytes;
   std::int64_t host_rows;
-  std::int64_t host_stride;     ///< bytes between host rows, >= row_bytes
+  std::int64_t host_stride;  ///< bytes between host rows, >= row_bytes
   std::int64_t index_block_bytes;
 };
 

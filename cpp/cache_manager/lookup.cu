@@ -25,8 +25,7 @@ struct SelectedRows {
   const std::int32_t* selection;
   std::int32_t* host_rows;
 
-  __device__ std::int32_t operator()(std::int64_t entry, const LayerView& layer,
-                                     const KernelErrorView& errors) const {
+  __device__ std::int32_t operator()(std::int64_t entry, const LayerView& layer, const KernelErrorView& errors) const {
     const std::int32_t row = block.first + static_cast<std::int32_t>(entry / top_k);
     const std::int32_t own = position_of(step, row, errors);
     const std::int32_t position = selection[entry];
@@ -47,16 +46,14 @@ struct SelectedRows {
 struct NewRows {
   StepView step;
 
-  __device__ std::int32_t operator()(std::int64_t row, const LayerView& layer,
-                                     const KernelErrorView& errors) const {
+  __device__ std::int32_t operator()(std::int64_t row, const LayerView& layer, const KernelErrorView& errors) const {
     return new_host_row(layer, step, static_cast<std::int32_t>(row), errors);
   }
 };
 
 template <typename Rows>
 __global__ __launch_bounds__(kThreads) void lookup(Rows rows, std::int64_t entries, LayerView layer,
-                                                   const std::int32_t* tick,
-                                                   std::int32_t tick_offset, ClaimView claim,
+                                                   const std::int32_t* tick, std::int32_t tick_offset, ClaimView claim,
                                                    KernelErrorView errors) {
   static_assert(kThreads == kWindow);
   __shared__ std::int32_t aged[kWindow];
@@ -68,8 +65,8 @@ __global__ __launch_bounds__(kThreads) void lookup(Rows rows, std::int64_t entri
   std::int32_t stamped = 0;
   std::int32_t wanted = 0;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t entry = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-       entry < entries; entry += stride) {
+  for (std::int64_t entry = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; entry < entries;
+       entry += stride) {
     const std::int32_t row = rows(entry, layer, errors);
     if (row == kNone) {
       continue;
@@ -109,28 +106,23 @@ __global__ __launch_bounds__(kThreads) void lookup(Rows rows, std::int64_t entri
 }
 
 template <typename Rows>
-void launch_lookup(const Rows& rows, std::int64_t entries, const LayerView& layer,
-                   const std::int32_t* tick, std::int32_t tick_offset, const ClaimView& claim,
-                   const LaunchContext& context) {
+void launch_lookup(const Rows& rows, std::int64_t entries, const LayerView& layer, const std::int32_t* tick,
+                   std::int32_t tick_offset, const ClaimView& claim, const LaunchContext& context) {
   const unsigned most = 4U * static_cast<unsigned>(context.multiprocessors);
-  launch(context, lookup<Rows>, std::min(blocks_for(entries, kThreads), most), kThreads, 0, rows,
-         entries, layer, tick, tick_offset, claim, context.errors);
+  launch(context, lookup<Rows>, std::min(blocks_for(entries, kThreads), most), kThreads, 0, rows, entries, layer, tick,
+         tick_offset, claim, context.errors);
 }
 
 }  // namespace
 
-void launch_lookup_selected(const RecallParams& params, const ClaimView& claim,
-                            const LaunchContext& context) {
-  const SelectedRows rows{params.step, params.block, params.shape.top_k, params.selection,
-                          params.slots};
-  launch_lookup(rows, static_cast<std::int64_t>(params.block.count) * params.shape.top_k,
-                params.layer, params.step.tick, params.block.tick_offset, claim, context);
+void launch_lookup_selected(const RecallParams& params, const ClaimView& claim, const LaunchContext& context) {
+  const SelectedRows rows{params.step, params.block, params.shape.top_k, params.selection, params.slots};
+  launch_lookup(rows, static_cast<std::int64_t>(params.block.count) * params.shape.top_k, params.layer,
+                params.step.tick, params.block.tick_offset, claim, context);
 }
 
-void launch_lookup_new(const AppendParams& params, const ClaimView& claim,
-                       const LaunchContext& context) {
-  launch_lookup(NewRows{params.step}, params.step.rows, params.layer, params.step.tick, 0, claim,
-                context);
+void launch_lookup_new(const AppendParams& params, const ClaimView& claim, const LaunchContext& context) {
+  launch_lookup(NewRows{params.step}, params.step.rows, params.layer, params.step.tick, 0, claim, context);
 }
 
 }  // namespace echo

@@ -39,8 +39,8 @@ __device__ void copy_row(const std::byte* from, std::byte* to, std::int32_t byte
   }
 }
 
-__global__ __launch_bounds__(kThreads) void recall_copy(LayerView layer, std::int32_t* slots,
-                                                        std::int64_t entries, ClaimView claim) {
+__global__ __launch_bounds__(kThreads) void recall_copy(LayerView layer, std::int32_t* slots, std::int64_t entries,
+                                                        ClaimView claim) {
   const std::int32_t missing = claim.state->missing;
   constexpr std::int32_t kWarps = kThreads / kWarp;
   for (std::int32_t i = static_cast<std::int32_t>(blockIdx.x) * kWarps + warp_index(); i < missing;
@@ -50,8 +50,8 @@ __global__ __launch_bounds__(kThreads) void recall_copy(LayerView layer, std::in
              row_address(layer.pool, miss.slot, layer.row_bytes), layer.row_bytes);
   }
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t entry = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-       entry < entries; entry += stride) {
+  for (std::int64_t entry = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; entry < entries;
+       entry += stride) {
     const std::int32_t row = slots[entry];
     slots[entry] = row == kNone ? kNone : layer.slot_of[row];
   }
@@ -59,8 +59,7 @@ __global__ __launch_bounds__(kThreads) void recall_copy(LayerView layer, std::in
 
 }  // namespace
 
-void launch_recall_copy(const RecallParams& params, const ClaimView& claim,
-                        const LaunchContext& context) {
+void launch_recall_copy(const RecallParams& params, const ClaimView& claim, const LaunchContext& context) {
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
   if (entries != 0) {
     launch(context, recall_copy, kBlocks, kThreads, 0, params.layer, params.slots, entries, claim);

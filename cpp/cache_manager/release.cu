@@ -27,8 +27,7 @@ __device__ void release_row(const LayerView& layer, std::int32_t row) {
   }
 }
 
-__global__ __launch_bounds__(kThreads) void release_runs(const LayerView* layers,
-                                                         const RowRun* runs) {
+__global__ __launch_bounds__(kThreads) void release_runs(const LayerView* layers, const RowRun* runs) {
   const LayerView layer = layers[blockIdx.y];
   const RowRun run = runs[blockIdx.x];
   for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < run.count; i += kThreads) {
@@ -36,8 +35,7 @@ __global__ __launch_bounds__(kThreads) void release_runs(const LayerView* layers
   }
 }
 
-__global__ __launch_bounds__(kThreads) void unmap_new(LayerView layer, StepView step,
-                                                      KernelErrorView errors) {
+__global__ __launch_bounds__(kThreads) void unmap_new(LayerView layer, StepView step, KernelErrorView errors) {
   const std::int32_t row = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (row < step.rows) {
     const std::int32_t target = new_host_row(layer, step, row, errors);
@@ -49,15 +47,15 @@ __global__ __launch_bounds__(kThreads) void unmap_new(LayerView layer, StepView 
 
 }  // namespace
 
-void launch_release(const LayerView* layers, std::int32_t layer_count, const RowRun* runs,
-                    std::int32_t run_count, const LaunchContext& context) {
+void launch_release(const LayerView* layers, std::int32_t layer_count, const RowRun* runs, std::int32_t run_count,
+                    const LaunchContext& context) {
   const dim3 grid(static_cast<unsigned>(run_count), static_cast<unsigned>(layer_count));
   launch(context, release_runs, grid, kThreads, 0, layers, runs);
 }
 
 void launch_unmap_new(const AppendParams& params, const LaunchContext& context) {
-  launch(context, unmap_new, blocks_for(params.step.rows, kThreads), kThreads, 0, params.layer,
-         params.step, context.errors);
+  launch(context, unmap_new, blocks_for(params.step.rows, kThreads), kThreads, 0, params.layer, params.step,
+         context.errors);
 }
 
 }  // namespace echo

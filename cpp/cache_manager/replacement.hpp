@@ -16,8 +16,8 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kFree = -1;      ///< stamp of a slot that holds no row
-inline constexpr std::int32_t kWindow = 256;   ///< ticks the histogram tells apart
+inline constexpr std::int32_t kFree = -1;     ///< stamp of a slot that holds no row
+inline constexpr std::int32_t kWindow = 256;  ///< ticks the histogram tells apart
 inline constexpr std::int32_t kSpread = 16;
 
 struct ReplacementState {

@@ -15,8 +15,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-__device__ void put_fp8(const AppendParams& p, std::int64_t first, std::byte* block,
-                        std::int32_t in_block) {
+__device__ void put_fp8(const AppendParams& p, std::int64_t first, std::byte* block, std::int32_t in_block) {
   const std::int32_t dim = p.shape.index_dim;
   float amax = 0.0F;
   for (std::int32_t i = lane_index(); i < dim; i += kWarp) {
@@ -27,8 +26,7 @@ __device__ void put_fp8(const AppendParams& p, std::int64_t first, std::byte* bl
   for (std::int32_t word = lane_index(); word < dim / 4; word += kWarp) {
     float values[4];
     for (int i = 0; i < 4; ++i) {
-      values[i] =
-          scaled_down(load_float(p.index_key, p.index_key_dtype, first + word * 4 + i), scale);
+      values[i] = scaled_down(load_float(p.index_key, p.index_key_dtype, first + word * 4 + i), scale);
     }
     codes[word] = pack_e4m3(values[0], values[1], values[2], values[3]);
   }
@@ -37,8 +35,7 @@ __device__ void put_fp8(const AppendParams& p, std::int64_t first, std::byte* bl
   }
 }
 
-__global__ __launch_bounds__(kThreads) void append_index_keys(AppendParams p,
-                                                              KernelErrorView errors) {
+__global__ __launch_bounds__(kThreads) void append_index_keys(AppendParams p, KernelErrorView errors) {
   constexpr std::int32_t kRows = kThreads / kWarp;
   const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) * kRows + warp_index();
   if (row >= p.step.rows) {
@@ -50,8 +47,7 @@ __global__ __launch_bounds__(kThreads) void append_index_keys(AppendParams p,
   }
   const std::int32_t dim = p.shape.index_dim;
   const std::int64_t first = static_cast<std::int64_t>(row) * dim;
-  std::byte* block =
-      row_address(p.layer.index_keys, host_row / kTokensPerBlock, p.layer.index_block_bytes);
+  std::byte* block = row_address(p.layer.index_keys, host_row / kTokensPerBlock, p.layer.index_block_bytes);
   const std::int32_t in_block = host_row % kTokensPerBlock;
   if (p.shape.index_key_format == IndexKeyFormat::fp8) {
     put_fp8(p, first, block, in_block);
@@ -67,8 +63,8 @@ __global__ __launch_bounds__(kThreads) void append_index_keys(AppendParams p,
 }  // namespace
 
 void launch_append_index_keys(const AppendParams& params, const LaunchContext& context) {
-  launch(context, append_index_keys, blocks_for(params.step.rows, kThreads / kWarp), kThreads, 0,
-         params, context.errors);
+  launch(context, append_index_keys, blocks_for(params.step.rows, kThreads / kWarp), kThreads, 0, params,
+         context.errors);
 }
 
 }  // namespace echo

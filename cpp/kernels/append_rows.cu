@@ -31,11 +31,11 @@ struct RowTarget {
 };
 
 /// Elements [first, first + count) as bf16, from `word` on.
-__device__ void put_bf16(const AppendParams& p, std::int64_t first, std::int32_t count,
-                         std::int32_t word, const RowTarget& target) {
+__device__ void put_bf16(const AppendParams& p, std::int64_t first, std::int32_t count, std::int32_t word,
+                         const RowTarget& target) {
   for (std::int32_t i = lane_index(); i < count / 2; i += kWarp) {
-    target.put(word + i, pack_bf16(load_float(p.kv, p.kv_dtype, first + 2 * i),
-                                   load_float(p.kv, p.kv_dtype, first + 2 * i + 1)));
+    target.put(word + i,
+               pack_bf16(load_float(p.kv, p.kv_dtype, first + 2 * i), load_float(p.kv, p.kv_dtype, first + 2 * i + 1)));
   }
 }
 
@@ -80,9 +80,7 @@ __global__ __launch_bounds__(kThreads) void append_rows(AppendParams p, KernelEr
   const std::int32_t slot = p.layer.slot_of[host_row];
   const RowTarget target{
       reinterpret_cast<std::uint32_t*>(row_address(p.layer.slab, host_row, p.layer.host_stride)),
-      slot == kNone
-          ? nullptr
-          : reinterpret_cast<std::uint32_t*>(row_address(p.layer.pool, slot, p.layer.row_bytes))};
+      slot == kNone ? nullptr : reinterpret_cast<std::uint32_t*>(row_address(p.layer.pool, slot, p.layer.row_bytes))};
   const std::int32_t dim = p.shape.latent_dim + p.shape.rope_dim;
   const std::int64_t first = static_cast<std::int64_t>(row) * dim;
   if (p.kv_dtype == DType::u8) {
@@ -103,8 +101,7 @@ __global__ __launch_bounds__(kThreads) void append_rows(AppendParams p, KernelEr
 }  // namespace
 
 void launch_append_rows(const AppendParams& params, const LaunchContext& context) {
-  launch(context, append_rows, blocks_for(params.step.rows, kThreads / kWarp), kThreads, 0, params,
-         context.errors);
+  launch(context, append_rows, blocks_for(params.step.rows, kThreads / kWarp), kThreads, 0, params, context.errors);
 }
 
 }  // namespace echo

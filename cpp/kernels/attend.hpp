@@ -7,8 +7,7 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kAttendRows =
-    32;  ///< query rows whose partial results are kept at once
+inline constexpr std::int32_t kAttendRows = 32;  ///< query rows whose partial results are kept at once
 
 /// Results of the splits of up to kAttendRows query rows, before they are put together.
 struct AttendPartials {

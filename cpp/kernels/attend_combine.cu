@@ -25,8 +25,7 @@ __global__ __launch_bounds__(kThreads) void attend_combine(AttendParams p, std::
   }
   const float origin = most == -INFINITY ? 0.0F : most;
   const std::int64_t out = ((p.block.first + first + i) * heads + head) * p.shape.latent_dim;
-  for (std::int32_t column = static_cast<std::int32_t>(threadIdx.x); column < p.shape.latent_dim;
-       column += kThreads) {
+  for (std::int32_t column = static_cast<std::int32_t>(threadIdx.x); column < p.shape.latent_dim; column += kThreads) {
     float sum = 0.0F;
     float total = 0.0F;
     for (std::int32_t split = 0; split < p.splits; ++split) {

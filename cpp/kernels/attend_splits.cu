@@ -55,28 +55,26 @@ struct Shared {
     slots = reinterpret_cast<std::int32_t*>(factors + kHeads);
   }
   static std::size_t bytes(std::int32_t row_dim) {
-    const auto floats = (kHeads + kTile) * (padded(row_dim) + 4) + kWarps * kHeads * kTile +
-                        kTile * kHeads + kHeads + kTile;
+    const auto floats =
+        (kHeads + kTile) * (padded(row_dim) + 4) + kWarps * kHeads * kTile + kTile * kHeads + kHeads + kTile;
     return static_cast<std::size_t>(floats) * sizeof(float);
   }
 };
 
-__device__ void load_query(const AttendParams& p, std::int64_t row, std::int32_t first_head,
-                           const Shared& shared) {
+__device__ void load_query(const AttendParams& p, std::int64_t row, std::int32_t first_head, const Shared& shared) {
   const std::int32_t dim = p.shape.latent_dim + p.shape.rope_dim;
   for (int h = warp_index(); h < kHeads; h += kWarps) {
     const bool real = first_head + h < p.shape.query_heads;
     const std::int64_t source = (row * p.shape.query_heads + first_head + h) * dim;
     for (std::int32_t d = lane_index(); d < shared.stride; d += kWarp) {
-      shared.query[h * shared.stride + d] =
-          real && d < dim ? load_float(p.q, p.q_dtype, source + d) : 0.0F;
+      shared.query[h * shared.stride + d] = real && d < dim ? load_float(p.q, p.q_dtype, source + d) : 0.0F;
     }
   }
 }
 
 /// Reads the slots of a tile; says whether there are any.
-__device__ bool load_slots(const AttendParams& p, const std::int32_t* slots, std::int32_t count,
-                           const Shared& shared, const KernelErrorView& errors) {
+__device__ bool load_slots(const AttendParams& p, const std::int32_t* slots, std::int32_t count, const Shared& shared,
+                           const KernelErrorView& errors) {
   bool any = false;
   if (threadIdx.x < kTile) {
     std::int32_t slot = static_cast<std::int32_t>(threadIdx.x) < count ? slots[threadIdx.x] : kNone;
@@ -92,15 +90,13 @@ __device__ bool load_slots(const AttendParams& p, const std::int32_t* slots, std
 
 template <RowFormat kFormat>
 __device__ void load_rows(const AttendParams& p, const Shared& shared) {
-  constexpr int kLoads =
-      kFormat == RowFormat::fp32 ? 3 : 5;  // pieces of a row that a lane has in flight
+  constexpr int kLoads = kFormat == RowFormat::fp32 ? 3 : 5;  // pieces of a row that a lane has in flight
   const std::int32_t dim = p.shape.latent_dim + p.shape.rope_dim;
   for (int t = warp_index(); t < kTile; t += kWarps) {
     const std::int32_t slot = shared.slots[t];
     const std::byte* row = row_address(p.layer.pool, slot == kNone ? 0 : slot, p.layer.row_bytes);
     float* target = shared.rows + t * shared.stride;
-    for (std::int32_t first = lane_index() * 4; first < shared.stride;
-         first += kLoads * kWarp * 4) {
+    for (std::int32_t first = lane_index() * 4; first < shared.stride; first += kLoads * kWarp * 4) {
       RowPiece<kFormat> pieces[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
@@ -138,8 +134,7 @@ __device__ void multiply_queries(std::int32_t row_dim, const Shared& shared) {
     }
 #pragma unroll
     for (int h = 0; h < kLaneHeads; ++h) {
-      const float4 query =
-          *reinterpret_cast<const float4*>(queries + h * kHeadGroups * shared.stride + d);
+      const float4 query = *reinterpret_cast<const float4*>(queries + h * kHeadGroups * shared.stride + d);
 #pragma unroll
       for (int t = 0; t < kLaneRows; ++t) {
         float dot = fmaf(query.x, row[t].x, dots[h][t]);
@@ -153,8 +148,7 @@ __device__ void multiply_queries(std::int32_t row_dim, const Shared& shared) {
   for (int h = 0; h < kLaneHeads; ++h) {
 #pragma unroll
     for (int t = 0; t < kLaneRows; ++t) {
-      shared.logits[(warp_index() * kHeads + head + h * kHeadGroups) * kTile + token +
-                    t * kRowGroups] = dots[h][t];
+      shared.logits[(warp_index() * kHeads + head + h * kHeadGroups) * kTile + token + t * kRowGroups] = dots[h][t];
     }
   }
 }
@@ -198,8 +192,7 @@ __device__ void soften(float scale, const Shared& shared, Softmax& softmax) {
 
 /// sums = sums * factor + weights x rows, a thread's columns of the latent part.
 template <int kColumns>
-__device__ void add_rows(std::int32_t latent_dim, const Shared& shared,
-                         float (&sums)[kColumns][kHeads]) {
+__device__ void add_rows(std::int32_t latent_dim, const Shared& shared, float (&sums)[kColumns][kHeads]) {
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     const float factor = shared.factors[h];
@@ -232,8 +225,9 @@ __device__ void add_rows(std::int32_t latent_dim, const Shared& shared,
 }
 
 template <RowFormat kFormat, int kColumns>
-__global__ __launch_bounds__(kThreads, kColumns > 2 ? 1 : 2) void attend_splits(
-    AttendParams p, std::int32_t first, AttendPartials partials, KernelErrorView errors) {
+__global__ __launch_bounds__(kThreads, kColumns > 2 ? 1 : 2) void attend_splits(AttendParams p, std::int32_t first,
+                                                                                AttendPartials partials,
+                                                                                KernelErrorView errors) {
   const std::int32_t row_dim = p.shape.latent_dim + p.shape.rope_dim;
   const Shared shared(row_dim);
   const std::int64_t i = blockIdx.z;  // row of the chunk
@@ -279,15 +273,14 @@ __global__ __launch_bounds__(kThreads, kColumns > 2 ? 1 : 2) void attend_splits(
 }
 
 template <RowFormat kFormat, int kColumns>
-void launch_splits(const AttendParams& params, std::int32_t first, std::int32_t count,
-                   const AttendPartials& partials, const LaunchContext& context) {
+void launch_splits(const AttendParams& params, std::int32_t first, std::int32_t count, const AttendPartials& partials,
+                   const LaunchContext& context) {
   const auto kernel = attend_splits<kFormat, kColumns>;
   const std::size_t bytes = Shared::bytes(params.shape.latent_dim + params.shape.rope_dim);
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       static_cast<int>(bytes)));
-  const dim3 grid(static_cast<unsigned>(params.splits),
-                  blocks_for(params.shape.query_heads, kHeads), static_cast<unsigned>(count));
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  const dim3 grid(static_cast<unsigned>(params.splits), blocks_for(params.shape.query_heads, kHeads),
+                  static_cast<unsigned>(count));
   launch(context, kernel, grid, kThreads, bytes, params, first, partials, context.errors);
 }
 
@@ -296,8 +289,7 @@ void launch_splits(const AttendParams& params, std::int32_t first, std::int32_t 
 void check_attend(const ShapeView& shape) {
   if (shape.latent_dim > kMaxColumns * kThreads) {
     throw NotSupported("latent_dim: " + std::to_string(shape.latent_dim) +
-                       " given, the CUDA backend attends to at most " +
-                       std::to_string(kMaxColumns * kThreads));
+                       " given, the CUDA backend attends to at most " + std::to_string(kMaxColumns * kThreads));
   }
 }
 
@@ -311,13 +303,11 @@ void launch_attend_splits(const AttendParams& params, std::int32_t first, std::i
     case RowFormat::fp32:
       return params.shape.latent_dim <= 2 * kThreads
                  ? launch_splits<RowFormat::fp32, 2>(params, first, count, partials, context)
-                 : launch_splits<RowFormat::fp32, kMaxColumns>(params, first, count, partials,
-                                                               context);
+                 : launch_splits<RowFormat::fp32, kMaxColumns>(params, first, count, partials, context);
     case RowFormat::raw:
       break;
   }
-  throw NotSupported(
-      "row_format: raw rows cannot be attended to; choose fp8_656, bf16_1152 or fp32");
+  throw NotSupported("row_format: raw rows cannot be attended to; choose fp8_656, bf16_1152 or fp32");
 }
 
 }  // namespace echo

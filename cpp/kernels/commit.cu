@@ -33,9 +33,8 @@ __global__ __launch_bounds__(kThreads) void fold(CommitParams p) {
     if (!isfinite(score)) {
       continue;
     }
-    threshold = isnan(threshold) ? score
-                                 : __fadd_rn(__fmul_rn(p.alpha, threshold),
-                                             __fmul_rn(__fsub_rn(1.0F, p.alpha), score));
+    threshold =
+        isnan(threshold) ? score : __fadd_rn(__fmul_rn(p.alpha, threshold), __fmul_rn(__fsub_rn(1.0F, p.alpha), score));
   }
   *place = threshold;
 }

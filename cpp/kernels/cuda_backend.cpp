@@ -27,8 +27,8 @@ namespace {
 
 void require_at_most(const char* what, std::int64_t value, std::int64_t most) {
   if (value > most) {
-    throw InvalidArgument(std::string(what) + ": " + std::to_string(value) +
-                          " given, the backend was prepared for " + std::to_string(most));
+    throw InvalidArgument(std::string(what) + ": " + std::to_string(value) + " given, the backend was prepared for " +
+                          std::to_string(most));
   }
 }
 
@@ -37,8 +37,8 @@ constexpr std::int64_t kPieceBytes = 16;
 
 void require_pieces(const char* what, std::int64_t bytes) {
   if (bytes % kPieceBytes != 0) {
-    throw InvalidArgument(std::string(what) + ": " + std::to_string(bytes) +
-                          " bytes given, expected a multiple of " + std::to_string(kPieceBytes));
+    throw InvalidArgument(std::string(what) + ": " + std::to_string(bytes) + " bytes given, expected a multiple of " +
+                          std::to_string(kPieceBytes));
   }
 }
 
@@ -47,11 +47,9 @@ std::vector<RowRun> short_runs(std::span<const RowRun> rows, std::int64_t host_r
   constexpr std::int32_t kRows = 1024;
   std::vector<RowRun> runs;
   for (const RowRun& run : rows) {
-    if (run.first < 0 || run.count < 0 ||
-        static_cast<std::int64_t>(run.first) + run.count > host_rows) {
-      throw InvalidArgument("rows: " + std::to_string(run.first) + " + " +
-                            std::to_string(run.count) + " given, the host pool has " +
-                            std::to_string(host_rows));
+    if (run.first < 0 || run.count < 0 || static_cast<std::int64_t>(run.first) + run.count > host_rows) {
+      throw InvalidArgument("rows: " + std::to_string(run.first) + " + " + std::to_string(run.count) +
+                            " given, the host pool has " + std::to_string(host_rows));
     }
     for (std::int32_t done = 0; done < run.count; done += kRows) {
       runs.push_back({.first = run.first + done, .count = std::min(kRows, run.count - done)});
@@ -69,8 +67,7 @@ CudaBackend::CudaBackend(int device)
       device_memory_(device),
       pinned_memory_(device) {
   require_device_code(device);
-  ECHO_CUDA_CHECK(
-      cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
 }
 
 CudaBackend::~CudaBackend() {
@@ -96,8 +93,7 @@ const Scratch& CudaBackend::scratch() const {
   return *scratch_;
 }
 
-const Scratch& CudaBackend::scratch_for(const LayerView& layer, std::int32_t rows,
-                                        std::int32_t block_rows) const {
+const Scratch& CudaBackend::scratch_for(const LayerView& layer, std::int32_t rows, std::int32_t block_rows) const {
   const ScratchSizes& sizes = scratch().sizes();
   require_at_most("rows", rows, sizes.rows);
   require_at_most("block", block_rows, sizes.block_rows);
@@ -121,15 +117,12 @@ void CudaBackend::use_stream(std::uintptr_t stream) {
   stream_ = next;
 }
 
-void CudaBackend::copy(void* to, const void* from, std::size_t bytes, const void* host,
-                       cudaMemcpyKind kind) {
+void CudaBackend::copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind) {
   const DeviceGuard guard(device_);
   for (std::size_t done = 0; done < bytes;) {
-    const std::size_t part =
-        pinned_memory_.copyable(static_cast<const std::byte*>(host) + done, bytes - done);
-    ECHO_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(to) + done,
-                                    static_cast<const std::byte*>(from) + done, part, kind,
-                                    stream_));
+    const std::size_t part = pinned_memory_.copyable(static_cast<const std::byte*>(host) + done, bytes - done);
+    ECHO_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, static_cast<const std::byte*>(from) + done,
+                                    part, kind, stream_));
     done += part;
   }
   ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
@@ -161,8 +154,7 @@ void CudaBackend::append(const AppendParams& params) {
   const Scratch& memory = scratch_for(params.layer, params.step.rows, 0);
   require_pieces("host_row_stride", params.layer.host_stride);
   require_pieces("row_bytes", params.layer.row_bytes);
-  if (params.kv_dtype == DType::u8 &&
-      reinterpret_cast<std::uintptr_t>(params.kv) % sizeof(std::uint32_t) != 0) {
+  if (params.kv_dtype == DType::u8 && reinterpret_cast<std::uintptr_t>(params.kv) % sizeof(std::uint32_t) != 0) {
     throw InvalidArgument("kv: encoded rows have to be aligned to 4 bytes");
   }
   if (params.to_slots) {

@@ -33,9 +33,7 @@ class CudaBackend final : public Backend {
   MemoryResource& host_memory() override { return pinned_memory_; }
   MemoryResource& device_memory() override { return device_memory_; }
 
-  std::size_t scratch_bytes(const ScratchSizes& sizes) const override {
-    return Scratch::bytes(sizes);
-  }
+  std::size_t scratch_bytes(const ScratchSizes& sizes) const override { return Scratch::bytes(sizes); }
   void prepare(const ScratchSizes& sizes) override;
 
   /// Until called, the backend works on a stream of its own. Later calls come after earlier ones on
@@ -67,8 +65,7 @@ class CudaBackend final : public Backend {
   /// The working memory. StateError before prepare, and InvalidArgument where a call exceeds what
   /// was prepared for.
   const Scratch& scratch() const;
-  const Scratch& scratch_for(const LayerView& layer, std::int32_t rows,
-                             std::int32_t block_rows) const;
+  const Scratch& scratch_for(const LayerView& layer, std::int32_t rows, std::int32_t block_rows) const;
   /// One copy, or several where the host side is pinned in chunks.
   void copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind);
 

@@ -20,8 +20,8 @@ const char* file_name(const char* path) {
 void throw_cuda_error(cudaError_t error, const char* call, const char* file, int line) {
   // The error is reported here, so it must not come back from the next cudaGetLastError.
   static_cast<void>(cudaGetLastError());
-  throw CudaError(std::string(call) + ": " + cudaGetErrorString(error) + " (" +
-                  cudaGetErrorName(error) + ") at " + file_name(file) + ":" + std::to_string(line));
+  throw CudaError(std::string(call) + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ") at " +
+                  file_name(file) + ":" + std::to_string(line));
 }
 
 void warn_cuda_error(cudaError_t error, const char* call, const char* file, int line) noexcept {
@@ -29,8 +29,7 @@ void warn_cuda_error(cudaError_t error, const char* call, const char* file, int 
   if (error == cudaErrorCudartUnloading) {
     return;  // the process is exiting and the driver has released everything already
   }
-  std::fprintf(stderr, "echo: %s: %s at %s:%d\n", call, cudaGetErrorString(error), file_name(file),
-               line);
+  std::fprintf(stderr, "echo: %s: %s at %s:%d\n", call, cudaGetErrorString(error), file_name(file), line);
 }
 
 }  // namespace echo

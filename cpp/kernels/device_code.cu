@@ -14,8 +14,7 @@ __global__ void any_kernel() {}
 
 void require_device_code(int device) {
   cudaFuncAttributes attributes{};
-  const cudaError_t error =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(any_kernel));
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(any_kernel));
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     static_cast<void>(cudaGetLastError());
     int major = 0;
@@ -23,8 +22,7 @@ void require_device_code(int device) {
     ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     const std::string architecture = std::to_string(major) + std::to_string(minor);
-    throw NotSupported("device: cuda:" + std::to_string(device) + " is of architecture " +
-                       architecture +
+    throw NotSupported("device: cuda:" + std::to_string(device) + " is of architecture " + architecture +
                        ", for which this build has no code; build with "
                        "ECHO_CUDA_ARCHITECTURES=" +
                        architecture);

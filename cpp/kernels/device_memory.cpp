@@ -15,8 +15,8 @@ void* DeviceMemory::allocate(std::size_t bytes, const std::string& what) {
     std::size_t total = 0;
     ECHO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
     throw CapacityError(what + ": " + std::to_string(bytes) +
-                        " bytes of memory asked of cuda:" + std::to_string(device_) + ", " +
-                        std::to_string(free) + " of " + std::to_string(total) + " are free");
+                        " bytes of memory asked of cuda:" + std::to_string(device_) + ", " + std::to_string(free) +
+                        " of " + std::to_string(total) + " are free");
   }
   ECHO_CUDA_CHECK(error);
   return pointer;

@@ -73,8 +73,9 @@ DeviceReport device_report(int device) {
   if (const cudaError_t error = cudaGetDeviceCount(&report.devices); error != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     report.devices = 0;
-    report.problem = report.driver_version == 0 ? "no NVIDIA driver is loaded"
-                                                : std::string("CUDA finds no usable device: ") + cudaGetErrorString(error);
+    report.problem = report.driver_version == 0
+                         ? "no NVIDIA driver is loaded"
+                         : std::string("CUDA finds no usable device: ") + cudaGetErrorString(error);
     return report;
   }
   if (device < 0 || device >= report.devices) {

@@ -28,16 +28,14 @@ __device__ inline float scaled_down(float value, float scale) {
 
 /// Two bf16 as they lie in memory, the first in the lower half.
 __device__ inline std::uint32_t pack_bf16(float first, float second) {
-  return static_cast<std::uint32_t>(to_bf16(first)) | static_cast<std::uint32_t>(to_bf16(second))
-                                                          << 16;
+  return static_cast<std::uint32_t>(to_bf16(first)) | static_cast<std::uint32_t>(to_bf16(second)) << 16;
 }
 
 /// Four e4m3 likewise. Bit for bit as number_formats.hpp has it, NaN included, where the conversion
 /// instruction would differ.
 __device__ inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   return static_cast<std::uint32_t>(to_e4m3(a)) | static_cast<std::uint32_t>(to_e4m3(b)) << 8 |
-         static_cast<std::uint32_t>(to_e4m3(c)) << 16 |
-         static_cast<std::uint32_t>(to_e4m3(d)) << 24;
+         static_cast<std::uint32_t>(to_e4m3(c)) << 16 | static_cast<std::uint32_t>(to_e4m3(d)) << 24;
 }
 
 }  // namespace echo

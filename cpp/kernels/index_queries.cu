@@ -15,8 +15,7 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ __launch_bounds__(kThreads) void index_queries(ScoreParams p, IndexQueryView queries) {
-  const std::int64_t query =
-      static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + warp_index();
+  const std::int64_t query = static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + warp_index();
   const std::int64_t row = query / queries.heads;
   const auto head = static_cast<std::int32_t>(query % queries.heads);
   if (row >= p.block.count) {
@@ -52,8 +51,7 @@ __global__ __launch_bounds__(kThreads) void index_queries(ScoreParams p, IndexQu
 
 }  // namespace
 
-void launch_index_queries(const ScoreParams& params, const IndexQueryView& queries,
-                          const LaunchContext& context) {
+void launch_index_queries(const ScoreParams& params, const IndexQueryView& queries, const LaunchContext& context) {
   const std::int64_t count = static_cast<std::int64_t>(params.block.count) * queries.heads;
   launch(context, index_queries, blocks_for(count, kThreads / kWarp), kThreads, 0, params, queries);
 }

@@ -23,7 +23,6 @@ inline std::int32_t padded_index_heads(const ShapeView& shape) {
 }
 
 /// First launch of score.
-void launch_index_queries(const ScoreParams& params, const IndexQueryView& queries,
-                          const LaunchContext& context);
+void launch_index_queries(const ScoreParams& params, const IndexQueryView& queries, const LaunchContext& context);
 
 }  // namespace echo

@@ -24,9 +24,7 @@ inline constexpr std::int32_t kKernelErrors = 4;
 struct KernelErrorView {
   volatile std::uint32_t* words;
   /// All threads write the same value, so that no atomic operation on host memory is needed.
-  ECHO_HOST_DEVICE void raise(KernelError error) const {
-    words[static_cast<std::int32_t>(error)] = 1U;
-  }
+  ECHO_HOST_DEVICE void raise(KernelError error) const { words[static_cast<std::int32_t>(error)] = 1U; }
 };
 
 /// Owns the words.

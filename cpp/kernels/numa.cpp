@@ -20,14 +20,12 @@ int numa_node_of_device(int device) {
     return -1;
   }
   std::array<char, 32> bus_id{};
-  if (cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), device) !=
-      cudaSuccess) {
+  if (cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), device) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return -1;
   }
   std::string id = bus_id.data();
-  std::transform(id.begin(), id.end(), id.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(id.begin(), id.end(), id.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   std::ifstream file("/sys/bus/pci/devices/" + id + "/numa_node");
   int node = -1;
   return file >> node ? node : -1;

@@ -34,15 +34,12 @@ ECHO_HOST_DEVICE float float_of(std::uint32_t bits) {
 ECHO_HOST_DEVICE std::uint16_t to_bf16(float value) {
   const std::uint32_t bits = bits_of(value);
   if ((bits & ~kFloatSign) > kFloatInf) {
-    return static_cast<std::uint16_t>((bits >> 16) |
-                                      0x40U);  // quiet, so that no payload rounds to inf
+    return static_cast<std::uint16_t>((bits >> 16) | 0x40U);  // quiet, so that no payload rounds to inf
   }
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
-ECHO_HOST_DEVICE float from_bf16(std::uint16_t value) {
-  return float_of(static_cast<std::uint32_t>(value) << 16);
-}
+ECHO_HOST_DEVICE float from_bf16(std::uint16_t value) { return float_of(static_cast<std::uint32_t>(value) << 16); }
 
 ECHO_HOST_DEVICE std::uint8_t to_e4m3(float value) {
   const std::uint32_t bits = bits_of(value);
@@ -56,8 +53,7 @@ ECHO_HOST_DEVICE std::uint8_t to_e4m3(float value) {
   } else if (magnitude >= 0x3C800000U) {  // 2^-6, the smallest normal: 3 of 23 mantissa bits stay
     const std::uint32_t rounded = magnitude + 0x7FFFFU + ((magnitude >> 20) & 1U);
     code = (rounded >> 20) - (120U << 3);  // exponent bias 127 -> 7
-  } else if (magnitude >=
-             0x3A800000U) {  // 2^-10, half of the smallest subnormal: a multiple of 2^-9
+  } else if (magnitude >= 0x3A800000U) {   // 2^-10, half of the smallest subnormal: a multiple of 2^-9
     const std::uint32_t shift = 141U - (magnitude >> 23);
     const std::uint32_t mantissa = (magnitude & 0x7FFFFFU) | 0x800000U;
     code = (mantissa + (1U << (shift - 1U)) - 1U + ((mantissa >> shift) & 1U)) >> shift;

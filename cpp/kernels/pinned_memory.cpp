@@ -15,8 +15,8 @@
 
 #include "echo/errors.hpp"
 #include "kernels/device_guard.hpp"
-#include "runtime/host_memory_limit.hpp"
 #include "kernels/numa.hpp"
+#include "runtime/host_memory_limit.hpp"
 
 namespace echo {
 namespace {
@@ -24,9 +24,7 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kChunk = std::size_t{1} << 30;  ///< bytes registered by one call
 
-std::size_t round_up(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
+std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
@@ -38,14 +36,13 @@ std::string asked(const std::string& what, std::size_t bytes) {
 /// would let a process promise itself says little about how much there is.
 std::byte* map_pages(std::size_t bytes, const std::string& what) {
   const std::size_t mapped = bytes + kHugePage;
-  void* address = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* address = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) {
     throw CapacityError(asked(what, bytes) + ", mapping them failed: " + std::strerror(errno));
   }
   auto* begin = static_cast<std::byte*>(address);
-  const std::size_t head = round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage) -
-                           reinterpret_cast<std::uintptr_t>(begin);
+  const std::size_t head =
+      round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage) - reinterpret_cast<std::uintptr_t>(begin);
   if (head != 0) {
     munmap(begin, head);
   }
@@ -93,9 +90,8 @@ void register_chunks(std::byte* begin, std::size_t bytes, const std::string& wha
     if (error != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
       unregister(begin, done);
-      throw CapacityError(asked(what, bytes) + ", " + std::to_string(done) +
-                          " could be registered, then: " + cudaGetErrorString(error) + " (" +
-                          cudaGetErrorName(error) + "); all was given back");
+      throw CapacityError(asked(what, bytes) + ", " + std::to_string(done) + " could be registered, then: " +
+                          cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + "); all was given back");
     }
   }
 }
@@ -158,8 +154,7 @@ void PinnedMemory::deallocate(void* pointer, std::size_t /*bytes*/) noexcept {
   regions_.erase(found);
 }
 
-std::map<std::byte*, PinnedMemory::Region>::const_iterator PinnedMemory::find(
-    const void* pointer) const {
+std::map<std::byte*, PinnedMemory::Region>::const_iterator PinnedMemory::find(const void* pointer) const {
   auto* address = static_cast<std::byte*>(const_cast<void*>(pointer));
   const auto after = regions_.upper_bound(address);
   if (after == regions_.begin()) {
@@ -182,8 +177,7 @@ std::size_t PinnedMemory::copyable(const void* pointer, std::size_t bytes) const
   if (found == regions_.end()) {
     return bytes;
   }
-  const auto offset =
-      static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - found->first);
+  const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - found->first);
   return std::min(bytes, kChunk - offset % kChunk);
 }
 

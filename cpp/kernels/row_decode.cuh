@@ -26,8 +26,8 @@ struct RowPiece<RowFormat::fp32> {
 };
 
 __device__ inline float4 unpack_bf16(uint2 words) {
-  return make_float4(float_of(words.x << 16), float_of(words.x & 0xFFFF0000U),
-                     float_of(words.y << 16), float_of(words.y & 0xFFFF0000U));
+  return make_float4(float_of(words.x << 16), float_of(words.x & 0xFFFF0000U), float_of(words.y << 16),
+                     float_of(words.y & 0xFFFF0000U));
 }
 
 template <>
@@ -53,8 +53,7 @@ struct RowPiece<RowFormat::fp8_656> {
       words.x = *reinterpret_cast<const std::uint32_t*>(row + first);
       words.y = *reinterpret_cast<const std::uint32_t*>(scales + first / kGroup * 4);
     } else {
-      words = *reinterpret_cast<const uint2*>(scales + shape.latent_dim / kGroup * 4 +
-                                              (first - shape.latent_dim) * 2);
+      words = *reinterpret_cast<const uint2*>(scales + shape.latent_dim / kGroup * 4 + (first - shape.latent_dim) * 2);
     }
   }
   __device__ float4 decode() const {

@@ -34,8 +34,8 @@ using QueryChunk = float[kDims][kHeads];
 
 /// Dimensions [first, first + dims) of the 64 keys of a block, by one warp.
 template <IndexKeyFormat kFormat>
-__device__ void load_keys(const std::byte* block, std::int32_t index_dim, std::int32_t first,
-                          std::int32_t dims, KeyChunk& keys) {
+__device__ void load_keys(const std::byte* block, std::int32_t index_dim, std::int32_t first, std::int32_t dims,
+                          KeyChunk& keys) {
   constexpr bool kFp8 = kFormat == IndexKeyFormat::fp8;
   constexpr int kElementBytes = kFp8 ? 1 : 4;
   constexpr int kPiece = 16 / kElementBytes;  ///< elements of a 16-byte load
@@ -45,15 +45,12 @@ __device__ void load_keys(const std::byte* block, std::int32_t index_dim, std::i
     uint4 loaded[kHalves];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const std::byte* key =
-          index_key_address(block, half * kWarp + lane_index(), index_dim * kElementBytes);
-      loaded[half] =
-          *reinterpret_cast<const uint4*>(key + (first + piece * kPiece) * kElementBytes);
+      const std::byte* key = index_key_address(block, half * kWarp + lane_index(), index_dim * kElementBytes);
+      loaded[half] = *reinterpret_cast<const uint4*>(key + (first + piece * kPiece) * kElementBytes);
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const std::uint32_t words[4] = {loaded[half].x, loaded[half].y, loaded[half].z,
-                                      loaded[half].w};
+      const std::uint32_t words[4] = {loaded[half].x, loaded[half].y, loaded[half].z, loaded[half].w};
       float (*column)[kTokensPerBlock] = keys + piece * kPiece;
       const int token = half * kWarp + lane_index();
 #pragma unroll
@@ -133,9 +130,8 @@ __device__ void fold_heads(const float* weights, const float (&dots)[kLaneHeads]
 
 /// Writes the scores of the key block's tokens that lie before `length`.
 template <IndexKeyFormat kFormat>
-__device__ void store_scores(const float (&totals)[kLaneTokens], const std::byte* block,
-                             std::int32_t index_dim, std::int32_t first, std::int32_t length,
-                             float* scores) {
+__device__ void store_scores(const float (&totals)[kLaneTokens], const std::byte* block, std::int32_t index_dim,
+                             std::int32_t first, std::int32_t length, float* scores) {
 #pragma unroll
   for (int t = 0; t < kLaneTokens; ++t) {
     const int in_block = t / 4 * kWarp + lane_index() % kTokenGroups * 4 + t % 4;
@@ -151,8 +147,7 @@ __device__ void store_scores(const float (&totals)[kLaneTokens], const std::byte
 }
 
 template <IndexKeyFormat kFormat>
-__global__ __launch_bounds__(kThreads, 4) void score(ScoreParams p, IndexQueryView queries,
-                                                     KernelErrorView errors) {
+__global__ __launch_bounds__(kThreads, 4) void score(ScoreParams p, IndexQueryView queries, KernelErrorView errors) {
   __shared__ __align__(16) KeyChunk keys[kWarps];
   __shared__ __align__(16) QueryChunk query;
   const std::int64_t i = blockIdx.x;
@@ -168,13 +163,11 @@ __global__ __launch_bounds__(kThreads, 4) void score(ScoreParams p, IndexQueryVi
   KeyChunk& own_keys = keys[warp_index()];
 
   for (std::int64_t tile = blockIdx.y; tile * kTileTokens < length; tile += gridDim.y) {
-    const auto first =
-        static_cast<std::int32_t>(tile) * kTileTokens + warp_index() * kTokensPerBlock;
-    const std::int32_t host =
-        first < length ? host_row_of(p.layer, p.step, row, first, errors) : kNone;
+    const auto first = static_cast<std::int32_t>(tile) * kTileTokens + warp_index() * kTokensPerBlock;
+    const std::int32_t host = first < length ? host_row_of(p.layer, p.step, row, first, errors) : kNone;
     const bool active = host != kNone;
-    const std::byte* block = row_address(p.layer.index_keys, active ? host / kTokensPerBlock : 0,
-                                         p.layer.index_block_bytes);
+    const std::byte* block =
+        row_address(p.layer.index_keys, active ? host / kTokensPerBlock : 0, p.layer.index_block_bytes);
     float totals[kLaneTokens] = {};
     for (std::int32_t head = 0; head < queries.heads; head += kHeads) {
       float dots[kLaneHeads][kLaneTokens] = {};
@@ -200,20 +193,16 @@ __global__ __launch_bounds__(kThreads, 4) void score(ScoreParams p, IndexQueryVi
 
 }  // namespace
 
-void launch_score(const ScoreParams& params, const IndexQueryView& queries,
-                  const LaunchContext& context) {
+void launch_score(const ScoreParams& params, const IndexQueryView& queries, const LaunchContext& context) {
   // Lengths are only known on the device: enough blocks to fill it, in a loop over what tokens
   // there are.
   constexpr std::int64_t kBlocksPerMultiprocessor = 16;
   const std::int64_t tiles = blocks_for(params.score_stride, kTileTokens);
   const std::int64_t rows = std::max(params.block.count, 1);
-  const std::int64_t enough =
-      (kBlocksPerMultiprocessor * context.multiprocessors + rows - 1) / rows;
-  const dim3 grid(static_cast<unsigned>(params.block.count),
-                  static_cast<unsigned>(std::min(tiles, enough)));
-  const auto kernel = params.shape.index_key_format == IndexKeyFormat::fp8
-                          ? score<IndexKeyFormat::fp8>
-                          : score<IndexKeyFormat::fp32>;
+  const std::int64_t enough = (kBlocksPerMultiprocessor * context.multiprocessors + rows - 1) / rows;
+  const dim3 grid(static_cast<unsigned>(params.block.count), static_cast<unsigned>(std::min(tiles, enough)));
+  const auto kernel =
+      params.shape.index_key_format == IndexKeyFormat::fp8 ? score<IndexKeyFormat::fp8> : score<IndexKeyFormat::fp32>;
   launch(context, kernel, grid, kThreads, 0, params, queries, context.errors);
 }
 

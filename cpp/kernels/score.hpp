@@ -7,7 +7,6 @@
 namespace echo {
 
 /// Second launch of score: the scores of all cached tokens.
-void launch_score(const ScoreParams& params, const IndexQueryView& queries,
-                  const LaunchContext& context);
+void launch_score(const ScoreParams& params, const IndexQueryView& queries, const LaunchContext& context);
 
 }  // namespace echo

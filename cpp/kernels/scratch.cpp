@@ -7,9 +7,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-std::size_t size(std::int64_t count) {
-  return static_cast<std::size_t>(std::max<std::int64_t>(count, 0));
-}
+std::size_t size(std::int64_t count) { return static_cast<std::size_t>(std::max<std::int64_t>(count, 0)); }
 
 }  // namespace
 
@@ -17,16 +15,15 @@ std::size_t size(std::int64_t count) {
 struct Scratch::Layout {
   explicit Layout(const ScratchSizes& sizes) {
     const ShapeView& shape = sizes.shape;
-    const std::int64_t entries = std::max(static_cast<std::int64_t>(sizes.block_rows) * shape.top_k,
-                                          static_cast<std::int64_t>(sizes.rows));
+    const std::int64_t entries =
+        std::max(static_cast<std::int64_t>(sizes.block_rows) * shape.top_k, static_cast<std::int64_t>(sizes.rows));
     summary_words = (sizes.host_rows + kRowsPerSummaryWord - 1) / kRowsPerSummaryWord;
     most_misses = std::min(entries, static_cast<std::int64_t>(sizes.slots));
     index_heads = padded_index_heads(shape);
     const std::int64_t attend_heads =
         shape.row_format == RowFormat::raw
             ? 0
-            : static_cast<std::int64_t>(std::min(sizes.block_rows, kAttendRows)) * sizes.splits *
-                  shape.query_heads;
+            : static_cast<std::int64_t>(std::min(sizes.block_rows, kAttendRows)) * sizes.splits * shape.query_heads;
 
     wanted = take<std::uint32_t>(summary_words * 32);
     summary = take<std::uint32_t>(summary_words);

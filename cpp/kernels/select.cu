@@ -38,8 +38,8 @@ struct Cut {
 };
 
 /// Loads the keys of a piece of kPiece scores, a column per lane; false behind the end.
-__device__ void load_keys(const float* scores, std::int32_t first, std::int32_t length,
-                          std::uint32_t (&keys)[kLoads], bool (&valid)[kLoads]) {
+__device__ void load_keys(const float* scores, std::int32_t first, std::int32_t length, std::uint32_t (&keys)[kLoads],
+                          bool (&valid)[kLoads]) {
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const std::int32_t at = first + i * kWarp + lane_index();
@@ -69,8 +69,7 @@ __device__ void count(std::int32_t* histogram, std::uint32_t bin, bool counts) {
 /// Finds the bin, from the highest down, in which the `wanted`-th key lies, and how many are wanted
 /// of that bin.
 __device__ void find_digit(std::int32_t wanted, Shared& shared) {
-  const int high =
-      kBins - 1 - 2 * static_cast<int>(threadIdx.x);  // this thread's bins: high, high - 1
+  const int high = kBins - 1 - 2 * static_cast<int>(threadIdx.x);  // this thread's bins: high, high - 1
   const std::int32_t in_high = shared.histogram[high];
   const std::int32_t in_low = shared.histogram[high - 1];
   std::int32_t total = 0;
@@ -101,8 +100,7 @@ __device__ Cut find_cut(const float* scores, std::int32_t length, std::int32_t k
       load_keys(scores, first, length, keys, valid);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        count(shared.histogram, (keys[i] >> shift) & digit_mask,
-              valid[i] && (keys[i] & mask) == cut.key);
+        count(shared.histogram, (keys[i] >> shift) & digit_mask, valid[i] && (keys[i] & mask) == cut.key);
       }
     }
     __syncthreads();
@@ -115,12 +113,11 @@ __device__ Cut find_cut(const float* scores, std::int32_t length, std::int32_t k
 }
 
 /// Writes the positions of all larger keys and of the first equal ones, in order.
-__device__ void take(const float* scores, std::int32_t length, Cut cut, std::int32_t* selection,
-                     Shared& shared) {
+__device__ void take(const float* scores, std::int32_t length, Cut cut, std::int32_t* selection, Shared& shared) {
   const std::int32_t pieces = (length + kPiece - 1) / kPiece;
   const std::int32_t part = (pieces + kWarps - 1) / kWarps * kPiece;
-  const auto begin = static_cast<std::int32_t>(
-      min(static_cast<std::int64_t>(warp_index()) * part, static_cast<std::int64_t>(length)));
+  const auto begin =
+      static_cast<std::int32_t>(min(static_cast<std::int64_t>(warp_index()) * part, static_cast<std::int64_t>(length)));
   const std::int32_t end = min(length - begin, part) + begin;
   std::uint32_t keys[kLoads];
   bool valid[kLoads];
@@ -148,8 +145,7 @@ __device__ void take(const float* scores, std::int32_t length, Cut cut, std::int
     for (int i = 0; i < kLoads; ++i) {
       const bool is_equal = valid[i] && keys[i] == cut.key;
       const unsigned equals = __ballot_sync(kAllLanes, is_equal);
-      const bool taken = (valid[i] && keys[i] > cut.key) ||
-                         (is_equal && equal + __popc(equals & before) < cut.equal);
+      const bool taken = (valid[i] && keys[i] > cut.key) || (is_equal && equal + __popc(equals & before) < cut.equal);
       const unsigned takers = __ballot_sync(kAllLanes, taken);
       if (taken) {
         selection[next + __popc(takers & before)] = first + i * kWarp + lane_index();
@@ -187,8 +183,7 @@ __global__ __launch_bounds__(kThreads, 1) void select_rows(SelectParams p, Kerne
 }  // namespace
 
 void launch_select(const SelectParams& params, const LaunchContext& context) {
-  launch(context, select_rows, static_cast<unsigned>(params.block.count), kThreads, 0, params,
-         context.errors);
+  launch(context, select_rows, static_cast<unsigned>(params.block.count), kThreads, 0, params, context.errors);
 }
 
 }  // namespace echo

@@ -24,8 +24,8 @@ void StagingRing::upload(void* device, const void* host, std::size_t bytes, cuda
     std::byte* slot = memory_ + next_ * kSlotBytes;
     copied_[next_].wait();
     std::memcpy(slot, static_cast<const std::byte*>(host) + done, part);
-    ECHO_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(device) + done, slot, part,
-                                    cudaMemcpyHostToDevice, stream));
+    ECHO_CUDA_CHECK(
+        cudaMemcpyAsync(static_cast<std::byte*>(device) + done, slot, part, cudaMemcpyHostToDevice, stream));
     copied_[next_].record(stream);
     next_ = (next_ + 1) % kSlots;
   }

@@ -10,8 +10,7 @@
 namespace echo {
 
 /// Position of a row, kNone if it is padding or beyond its block table.
-__device__ inline std::int32_t position_of(const StepView& step, std::int32_t row,
-                                           const KernelErrorView& errors) {
+__device__ inline std::int32_t position_of(const StepView& step, std::int32_t row, const KernelErrorView& errors) {
   const std::int32_t position = step.positions[row];
   if (position == kNone) {
     return kNone;
@@ -28,9 +27,8 @@ __device__ inline const std::int32_t* block_table_of(const StepView& step, std::
 }
 
 /// Host row of a position of the row's session, kNone if its block is none of the layer's.
-__device__ inline std::int32_t host_row_of(const LayerView& layer, const StepView& step,
-                                           std::int32_t row, std::int32_t position,
-                                           const KernelErrorView& errors) {
+__device__ inline std::int32_t host_row_of(const LayerView& layer, const StepView& step, std::int32_t row,
+                                           std::int32_t position, const KernelErrorView& errors) {
   const std::int32_t* table = block_table_of(step, row);
   const std::int32_t block = table[position / kTokensPerBlock];
   if (block < 0 || block >= layer.host_rows / kTokensPerBlock) {
@@ -41,8 +39,8 @@ __device__ inline std::int32_t host_row_of(const LayerView& layer, const StepVie
 }
 
 /// Host row that the new token of a row is written to, kNone for padding.
-__device__ inline std::int32_t new_host_row(const LayerView& layer, const StepView& step,
-                                            std::int32_t row, const KernelErrorView& errors) {
+__device__ inline std::int32_t new_host_row(const LayerView& layer, const StepView& step, std::int32_t row,
+                                            const KernelErrorView& errors) {
   const std::int32_t position = position_of(step, row, errors);
   return position == kNone ? kNone : host_row_of(layer, step, row, position, errors);
 }

@@ -30,8 +30,7 @@ __device__ inline float warp_max(float value) {
 /// all threads of a block of kThreads; `sums` is shared memory for kThreads / 32 numbers, free
 /// again after the call.
 template <int kThreads>
-__device__ inline std::int32_t exclusive_sum(std::int32_t value, std::int32_t& total,
-                                             std::int32_t* sums) {
+__device__ inline std::int32_t exclusive_sum(std::int32_t value, std::int32_t& total, std::int32_t* sums) {
   constexpr int kWarps = kThreads / kWarp;
   static_assert(kWarps <= kWarp);
   std::int32_t inclusive = value;
@@ -51,8 +50,7 @@ __device__ inline std::int32_t exclusive_sum(std::int32_t value, std::int32_t& t
     up_to += lane_index() >= step ? before : 0;
   }
   total = __shfl_sync(kAllLanes, up_to, kWarps - 1);
-  const std::int32_t earlier =
-      __shfl_sync(kAllLanes, up_to, warp_index() == 0 ? 0 : warp_index() - 1);
+  const std::int32_t earlier = __shfl_sync(kAllLanes, up_to, warp_index() == 0 ? 0 : warp_index() - 1);
   __syncthreads();
   return inclusive - value + (warp_index() == 0 ? 0 : earlier);
 }

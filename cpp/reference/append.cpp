@@ -28,8 +28,7 @@ std::vector<NewRow> new_rows(const AppendParams& params) {
   for (std::int32_t row = 0; row < params.step.rows; ++row) {
     const std::int32_t position = position_of(params.step, row);
     if (position != kNone) {
-      rows.push_back(
-          {.row = row, .host_row = host_row_of(params.layer, params.step, row, position)});
+      rows.push_back({.row = row, .host_row = host_row_of(params.layer, params.step, row, position)});
     }
   }
   std::vector<std::int32_t> targets;
@@ -38,8 +37,7 @@ std::vector<NewRow> new_rows(const AppendParams& params) {
   }
   std::ranges::sort(targets);
   if (const auto twice = std::ranges::adjacent_find(targets); twice != targets.end()) {
-    throw StateError("positions: two rows of the pass are to be written to host row " +
-                     std::to_string(*twice));
+    throw StateError("positions: two rows of the pass are to be written to host row " + std::to_string(*twice));
   }
   return rows;
 }
@@ -90,8 +88,8 @@ void write_index_key(const AppendParams& params, const NewRow& target, std::vect
   const std::int64_t dim = params.shape.index_dim;
   values.resize(static_cast<std::size_t>(dim));
   load_floats(params.index_key, params.index_key_dtype, target.row * dim, dim, values.data());
-  std::byte* block = row_address(params.layer.index_keys, target.host_row / kTokensPerBlock,
-                                 params.layer.index_block_bytes);
+  std::byte* block =
+      row_address(params.layer.index_keys, target.host_row / kTokensPerBlock, params.layer.index_block_bytes);
   encode_index_key(values.data(), params.shape, block, target.host_row % kTokensPerBlock);
 }
 
@@ -104,17 +102,16 @@ void append_rows(ThreadPool& pool, const AppendParams& params) {
   } else {
     unmap(params, rows);
   }
-  pool.parallel_for(static_cast<std::int64_t>(rows.size()),
-                    [&](std::int64_t begin, std::int64_t end) {
-                      std::vector<float> values;
-                      for (std::int64_t i = begin; i < end; ++i) {
-                        const NewRow& row = rows[static_cast<std::size_t>(i)];
-                        write_row(params, row, values);
-                        if (params.index_key != nullptr) {
-                          write_index_key(params, row, values);
-                        }
-                      }
-                    });
+  pool.parallel_for(static_cast<std::int64_t>(rows.size()), [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> values;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const NewRow& row = rows[static_cast<std::size_t>(i)];
+      write_row(params, row, values);
+      if (params.index_key != nullptr) {
+        write_index_key(params, row, values);
+      }
+    }
+  });
 }
 
 }  // namespace echo

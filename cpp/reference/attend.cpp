@@ -33,8 +33,7 @@ struct Scratch {
         out(floats(heads, shape.latent_dim)) {}
 
   static std::unique_ptr<float[]> floats(std::int32_t rows, std::int32_t columns) {
-    return std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(rows) *
-                                                   static_cast<std::size_t>(columns));
+    return std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
   }
 
   std::unique_ptr<float[]> rows;     ///< [selected, row_dim]
@@ -78,12 +77,11 @@ float soften(float* logits, std::int32_t count, float scale) {
   return sum;
 }
 
-void attend_heads(const AttendLoops& loops, const AttendParams& params, std::int32_t i,
-                  std::int32_t first_head, std::int32_t heads, Scratch& scratch) {
+void attend_heads(const AttendLoops& loops, const AttendParams& params, std::int32_t i, std::int32_t first_head,
+                  std::int32_t heads, Scratch& scratch) {
   const ShapeView& shape = params.shape;
   const std::int32_t row_dim = shape.latent_dim + shape.rope_dim;
-  const std::int64_t head =
-      static_cast<std::int64_t>(params.block.first + i) * shape.query_heads + first_head;
+  const std::int64_t head = static_cast<std::int64_t>(params.block.first + i) * shape.query_heads + first_head;
   const std::int32_t count = decode_selected(params, i, scratch.rows.get());
   const auto for_tiles = [&](auto&& work) {
     for (std::int32_t t = 0; t < count; t += kTileRows) {
@@ -99,34 +97,29 @@ void attend_heads(const AttendLoops& loops, const AttendParams& params, std::int
 
   load_floats(params.q, params.q_dtype, head * row_dim, static_cast<std::int64_t>(heads) * row_dim,
               scratch.queries.get());
-  for_tiles([&](const AttendTile& tile, float* logits) {
-    loops.dot_rows(tile, scratch.queries.get(), logits);
-  });
+  for_tiles([&](const AttendTile& tile, float* logits) { loops.dot_rows(tile, scratch.queries.get(), logits); });
   std::vector<float> sums(static_cast<std::size_t>(heads));
   for (std::int32_t h = 0; h < heads; ++h) {
-    sums[static_cast<std::size_t>(h)] = soften(
-        scratch.weights.get() + static_cast<std::ptrdiff_t>(h) * shape.top_k, count, params.scale);
+    sums[static_cast<std::size_t>(h)] =
+        soften(scratch.weights.get() + static_cast<std::ptrdiff_t>(h) * shape.top_k, count, params.scale);
   }
 
   std::fill_n(scratch.out.get(), static_cast<std::ptrdiff_t>(heads) * shape.latent_dim, 0.0F);
-  for_tiles([&](const AttendTile& tile, const float* weights) {
-    loops.add_rows(tile, weights, scratch.out.get());
-  });
+  for_tiles([&](const AttendTile& tile, const float* weights) { loops.add_rows(tile, weights, scratch.out.get()); });
   for (std::int32_t h = 0; h < heads && count > 0; ++h) {
     float* out = scratch.out.get() + static_cast<std::ptrdiff_t>(h) * shape.latent_dim;
     std::transform(out, out + shape.latent_dim, out,
                    [sum = sums[static_cast<std::size_t>(h)]](float value) { return value / sum; });
   }
-  store_floats(scratch.out.get(), static_cast<std::int64_t>(heads) * shape.latent_dim, params.out,
-               params.out_dtype, head * shape.latent_dim);
+  store_floats(scratch.out.get(), static_cast<std::int64_t>(heads) * shape.latent_dim, params.out, params.out_dtype,
+               head * shape.latent_dim);
 }
 
 }  // namespace
 
 void attend_rows(ThreadPool& pool, const AttendLoops& loops, const AttendParams& params) {
   if (params.shape.row_format == RowFormat::raw) {
-    throw NotSupported(
-        "row_format: raw rows cannot be attended to; choose fp8_656, bf16_1152 or fp32");
+    throw NotSupported("row_format: raw rows cannot be attended to; choose fp8_656, bf16_1152 or fp32");
   }
   const std::int64_t all_heads = params.shape.query_heads;
   const std::int64_t rows = params.block.count;
@@ -137,8 +130,7 @@ void attend_rows(ThreadPool& pool, const AttendLoops& loops, const AttendParams&
     Scratch scratch(params.shape, static_cast<std::int32_t>(std::min(heads, all_heads)));
     for (std::int64_t piece = begin; piece < end; ++piece) {
       const std::int64_t first_head = piece % groups * heads;
-      attend_heads(loops, params, static_cast<std::int32_t>(piece / groups),
-                   static_cast<std::int32_t>(first_head),
+      attend_heads(loops, params, static_cast<std::int32_t>(piece / groups), static_cast<std::int32_t>(first_head),
                    static_cast<std::int32_t>(std::min(heads, all_heads - first_head)), scratch);
     }
   });

@@ -9,8 +9,7 @@ namespace echo {
 void CacheOps::begin(std::int32_t tick) {
   ReplacementState& state = *layer_.replacement;
   if (tick < 1 || tick < state.last_tick) {
-    throw StateError("tick: " + std::to_string(tick) + " given after " +
-                     std::to_string(state.last_tick));
+    throw StateError("tick: " + std::to_string(tick) + " given after " + std::to_string(state.last_tick));
   }
   advance_window(state, tick);
   tick_ = tick;
@@ -26,12 +25,10 @@ void CacheOps::allocate(std::span<const std::int32_t> host_rows) {
   const std::int32_t takeable = layer_.slots - layer_.replacement->recent[tick_ % kWindow];
   const auto needed = static_cast<std::int64_t>(host_rows.size());
   if (needed > takeable) {
-    throw StateError("gpu_slots: " + std::to_string(needed) + " slots wanted, but of " +
-                     std::to_string(layer_.slots) + " only " + std::to_string(takeable) +
-                     " are not in use by this step");
+    throw StateError("gpu_slots: " + std::to_string(needed) + " slots wanted, but of " + std::to_string(layer_.slots) +
+                     " only " + std::to_string(takeable) + " are not in use by this step");
   }
-  const std::int32_t limit =
-      age_limit(*layer_.replacement, layer_.slots, tick_, static_cast<std::int32_t>(needed));
+  const std::int32_t limit = age_limit(*layer_.replacement, layer_.slots, tick_, static_cast<std::int32_t>(needed));
   std::int32_t left = layer_.slots;
   for (const std::int32_t row : host_rows) {
     const std::int32_t slot = next_victim(limit, left);

@@ -15,11 +15,8 @@ void commit_thresholds(const CommitParams& params) {
       if (session == kNone || !std::isfinite(scores[row])) {
         continue;
       }
-      float& threshold =
-          params.thresholds[static_cast<std::int64_t>(session) * params.layers + layer];
-      threshold = std::isnan(threshold)
-                      ? scores[row]
-                      : params.alpha * threshold + (1.0F - params.alpha) * scores[row];
+      float& threshold = params.thresholds[static_cast<std::int64_t>(session) * params.layers + layer];
+      threshold = std::isnan(threshold) ? scores[row] : params.alpha * threshold + (1.0F - params.alpha) * scores[row];
     }
     std::fill_n(scores, params.kth_stride, float_of(kFloatNan));
   }

@@ -24,8 +24,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
 }
 
 void require_inside(const LayerView& layer, const RowRun& run) {
-  if (run.first < 0 || run.count < 0 ||
-      static_cast<std::int64_t>(run.first) + run.count > layer.host_rows) {
+  if (run.first < 0 || run.count < 0 || static_cast<std::int64_t>(run.first) + run.count > layer.host_rows) {
     throw InvalidArgument("rows: " + std::to_string(run.first) + " + " + std::to_string(run.count) +
                           " given, the host pool has " + std::to_string(layer.host_rows));
   }
@@ -33,24 +32,15 @@ void require_inside(const LayerView& layer, const RowRun& run) {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(std::int64_t threads) {
-  return std::make_unique<CpuBackend>(threads);
-}
+std::unique_ptr<Backend> make_cpu_backend(std::int64_t threads) { return std::make_unique<CpuBackend>(threads); }
 
-CpuBackend::CpuBackend(std::int64_t threads, SimdLevel level)
-    : pool_(threads), loops_(simd_loops(level)) {}
+CpuBackend::CpuBackend(std::int64_t threads, SimdLevel level) : pool_(threads), loops_(simd_loops(level)) {}
 
 void CpuBackend::use_stream(std::uintptr_t /*stream*/) {}
 
-void CpuBackend::copy_to_device(void* device, const void* host, std::size_t bytes) {
-  copy(device, host, bytes);
-}
-void CpuBackend::copy_to_host(void* host, const void* device, std::size_t bytes) {
-  copy(host, device, bytes);
-}
-void CpuBackend::upload_control(void* device, const void* host, std::size_t bytes) {
-  copy(device, host, bytes);
-}
+void CpuBackend::copy_to_device(void* device, const void* host, std::size_t bytes) { copy(device, host, bytes); }
+void CpuBackend::copy_to_host(void* host, const void* device, std::size_t bytes) { copy(host, device, bytes); }
+void CpuBackend::upload_control(void* device, const void* host, std::size_t bytes) { copy(device, host, bytes); }
 
 void CpuBackend::fill(void* device, int byte, std::size_t bytes) {
   if (bytes != 0) {
@@ -71,17 +61,16 @@ void CpuBackend::release(std::span<const LayerView> layers, std::span<const RowR
       require_inside(layer, run);
     }
   }
-  pool_.parallel_for(static_cast<std::int64_t>(layers.size()),
-                     [&](std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         CacheOps cache(layers[static_cast<std::size_t>(i)]);
-                         for (const RowRun& run : rows) {
-                           for (std::int32_t row = run.first; row < run.first + run.count; ++row) {
-                             cache.release(row);
-                           }
-                         }
-                       }
-                     });
+  pool_.parallel_for(static_cast<std::int64_t>(layers.size()), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      CacheOps cache(layers[static_cast<std::size_t>(i)]);
+      for (const RowRun& run : rows) {
+        for (std::int32_t row = run.first; row < run.first + run.count; ++row) {
+          cache.release(row);
+        }
+      }
+    }
+  });
 }
 
 }  // namespace echo

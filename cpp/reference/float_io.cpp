@@ -14,11 +14,9 @@ namespace {
 
 }  // namespace
 
-void load_floats(const void* array, DType dtype, std::int64_t first, std::int64_t count,
-                 float* out) {
+void load_floats(const void* array, DType dtype, std::int64_t first, std::int64_t count, float* out) {
   if (dtype == DType::f32) {
-    std::memcpy(out, static_cast<const float*>(array) + first,
-                static_cast<std::size_t>(count) * sizeof(float));
+    std::memcpy(out, static_cast<const float*>(array) + first, static_cast<std::size_t>(count) * sizeof(float));
   } else if (dtype == DType::bf16) {
     const std::uint16_t* values = static_cast<const std::uint16_t*>(array) + first;
     for (std::int64_t i = 0; i < count; ++i) {
@@ -29,11 +27,9 @@ void load_floats(const void* array, DType dtype, std::int64_t first, std::int64_
   }
 }
 
-void store_floats(const float* values, std::int64_t count, void* array, DType dtype,
-                  std::int64_t first) {
+void store_floats(const float* values, std::int64_t count, void* array, DType dtype, std::int64_t first) {
   if (dtype == DType::f32) {
-    std::memcpy(static_cast<float*>(array) + first, values,
-                static_cast<std::size_t>(count) * sizeof(float));
+    std::memcpy(static_cast<float*>(array) + first, values, static_cast<std::size_t>(count) * sizeof(float));
   } else if (dtype == DType::bf16) {
     std::uint16_t* out = static_cast<std::uint16_t*>(array) + first;
     for (std::int64_t i = 0; i < count; ++i) {

@@ -9,21 +9,18 @@
 namespace echo {
 
 std::int32_t index_key_bytes(const ShapeView& shape) {
-  return shape.index_key_format == IndexKeyFormat::fp8
-             ? shape.index_dim
-             : shape.index_dim * static_cast<std::int32_t>(sizeof(float));
+  return shape.index_key_format == IndexKeyFormat::fp8 ? shape.index_dim
+                                                       : shape.index_dim * static_cast<std::int32_t>(sizeof(float));
 }
 
-void encode_index_key(const float* key, const ShapeView& shape, std::byte* block,
-                      std::int32_t in_block) {
+void encode_index_key(const float* key, const ShapeView& shape, std::byte* block, std::int32_t in_block) {
   const std::int32_t key_bytes = index_key_bytes(shape);
   std::byte* address = index_key_address(block, in_block, key_bytes);
   if (shape.index_key_format == IndexKeyFormat::fp32) {
     std::memcpy(address, key, static_cast<std::size_t>(key_bytes));
     return;
   }
-  const float scale =
-      encode_e4m3_group(key, shape.index_dim, reinterpret_cast<std::uint8_t*>(address));
+  const float scale = encode_e4m3_group(key, shape.index_dim, reinterpret_cast<std::uint8_t*>(address));
   std::memcpy(index_scale_address(block, in_block, key_bytes), &scale, sizeof scale);
 }
 
@@ -32,8 +29,7 @@ void load_index_scales(const std::byte* block, const ShapeView& shape, float* sc
     std::fill_n(scales, kTokensPerBlock, 1.0F);
     return;
   }
-  std::memcpy(scales, index_scale_address(block, 0, index_key_bytes(shape)),
-              kTokensPerBlock * sizeof(float));
+  std::memcpy(scales, index_scale_address(block, 0, index_key_bytes(shape)), kTokensPerBlock * sizeof(float));
 }
 
 float quantise_index_query(float* query, const ShapeView& shape) {

@@ -10,8 +10,7 @@ namespace echo {
 std::int32_t index_key_bytes(const ShapeView& shape);
 
 /// Encodes the key of token `in_block` into its block of index keys.
-void encode_index_key(const float* key, const ShapeView& shape, std::byte* block,
-                      std::int32_t in_block);
+void encode_index_key(const float* key, const ShapeView& shape, std::byte* block, std::int32_t in_block);
 
 /// The scales of the 64 keys of a block: 1 where keys are not quantised.
 void load_index_scales(const std::byte* block, const ShapeView& shape, float* scales);

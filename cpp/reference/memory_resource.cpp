@@ -16,8 +16,7 @@ void* PlainMemory::allocate(std::size_t bytes, const std::string& what) {
     pointer = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
   }
   if (pointer == nullptr) {
-    throw CapacityError(what + ": " + std::to_string(bytes) +
-                        " bytes of host memory could not be had");
+    throw CapacityError(what + ": " + std::to_string(bytes) + " bytes of host memory could not be had");
   }
   return pointer;
 }

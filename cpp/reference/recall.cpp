@@ -20,8 +20,7 @@ namespace {
 /// those contain.
 std::vector<std::int32_t> selected_host_rows(const RecallParams& params) {
   const std::int32_t k = params.shape.top_k;
-  std::vector<std::int32_t> rows(
-      static_cast<std::size_t>(params.block.count) * static_cast<std::size_t>(k), kNone);
+  std::vector<std::int32_t> rows(static_cast<std::size_t>(params.block.count) * static_cast<std::size_t>(k), kNone);
   for (std::int32_t i = 0; i < params.block.count; ++i) {
     const std::int32_t row = params.block.first + i;
     const std::int32_t own = position_of(params.step, row);
@@ -33,8 +32,7 @@ std::vector<std::int32_t> selected_host_rows(const RecallParams& params) {
       }
       if (position < 0 || position > own) {
         throw InvalidArgument("selection: row " + std::to_string(row) + " selects position " +
-                              std::to_string(position) + ", expected 0 to " + std::to_string(own) +
-                              " or -1");
+                              std::to_string(position) + ", expected 0 to " + std::to_string(own) + " or -1");
       }
       rows[static_cast<std::size_t>(entry)] = host_row_of(params.layer, params.step, row, position);
     }
@@ -43,15 +41,13 @@ std::vector<std::int32_t> selected_host_rows(const RecallParams& params) {
 }
 
 void fetch(ThreadPool& pool, const LayerView& layer, const std::vector<std::int32_t>& host_rows) {
-  pool.parallel_for(static_cast<std::int64_t>(host_rows.size()),
-                    [&](std::int64_t begin, std::int64_t end) {
-                      for (std::int64_t i = begin; i < end; ++i) {
-                        const std::int32_t row = host_rows[static_cast<std::size_t>(i)];
-                        std::memcpy(row_address(layer.pool, layer.slot_of[row], layer.row_bytes),
-                                    row_address(layer.slab, row, layer.host_stride),
-                                    static_cast<std::size_t>(layer.row_bytes));
-                      }
-                    });
+  pool.parallel_for(static_cast<std::int64_t>(host_rows.size()), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int32_t row = host_rows[static_cast<std::size_t>(i)];
+      std::memcpy(row_address(layer.pool, layer.slot_of[row], layer.row_bytes),
+                  row_address(layer.slab, row, layer.host_stride), static_cast<std::size_t>(layer.row_bytes));
+    }
+  });
 }
 
 }  // namespace
@@ -84,9 +80,8 @@ void recall_rows(ThreadPool& pool, const RecallParams& params) {
   layer.counters->misses += fetched;
   layer.counters->hits += entries - fetched;
 
-  std::ranges::transform(host_rows, params.slots, [&](std::int32_t row) {
-    return row == kNone ? kNone : cache.lookup(row);
-  });
+  std::ranges::transform(host_rows, params.slots,
+                         [&](std::int32_t row) { return row == kNone ? kNone : cache.lookup(row); });
 }
 
 }  // namespace echo

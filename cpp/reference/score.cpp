@@ -59,15 +59,14 @@ std::vector<Piece> cut(const ScoreParams& params) {
   std::vector<Piece> pieces;
   for (std::int32_t first = 0; first < params.block.count;) {
     const std::int32_t entry = (params.block.first + first) / params.step.query_rows;
-    const std::int32_t last =
-        std::min(params.block.count, (entry + 1) * params.step.query_rows - params.block.first);
+    const std::int32_t last = std::min(params.block.count, (entry + 1) * params.step.query_rows - params.block.first);
     std::int32_t longest = kNone;
     for (std::int32_t i = first; i < last; ++i) {
       longest = std::max(longest, position_of(params.step, params.block.first + i));
     }
     if (longest >= params.score_stride) {
-      throw StateError("positions: a row is at " + std::to_string(longest) +
-                       ", there is room for " + std::to_string(params.score_stride) + " scores");
+      throw StateError("positions: a row is at " + std::to_string(longest) + ", there is room for " +
+                       std::to_string(params.score_stride) + " scores");
     }
     const std::int32_t key_blocks = longest / kTokensPerBlock + (longest == kNone ? 0 : 1);
     for (std::int32_t block = 0; block < key_blocks; ++block) {
@@ -89,30 +88,24 @@ struct Scratch {
   float scales[kTileTokens] = {};
 };
 
-void load_tile(const ScoreLoops& loops, const ScoreParams& params, const Piece& piece,
-               Scratch& scratch) {
-  const std::int32_t host_block =
-      host_block_of(params.layer, params.step, params.block.first + piece.entry.first,
-                    piece.key_block * kTokensPerBlock);
-  const std::byte* keys =
-      row_address(params.layer.index_keys, host_block, params.layer.index_block_bytes);
+void load_tile(const ScoreLoops& loops, const ScoreParams& params, const Piece& piece, Scratch& scratch) {
+  const std::int32_t host_block = host_block_of(params.layer, params.step, params.block.first + piece.entry.first,
+                                                piece.key_block * kTokensPerBlock);
+  const std::byte* keys = row_address(params.layer.index_keys, host_block, params.layer.index_block_bytes);
   if (params.shape.index_key_format == IndexKeyFormat::fp8) {
-    loops.decode_tile(reinterpret_cast<const std::uint8_t*>(keys), e4m3_values().data(),
-                      params.shape.index_dim, scratch.tile.data());
+    loops.decode_tile(reinterpret_cast<const std::uint8_t*>(keys), e4m3_values().data(), params.shape.index_dim,
+                      scratch.tile.data());
   } else {
-    loops.transpose_tile(reinterpret_cast<const float*>(keys), params.shape.index_dim,
-                         scratch.tile.data());
+    loops.transpose_tile(reinterpret_cast<const float*>(keys), params.shape.index_dim, scratch.tile.data());
   }
   load_index_scales(keys, params.shape, scratch.scales);
 }
 
-void score_piece(const ScoreLoops& loops, const ScoreParams& params, const Queries& queries,
-                 const Piece& piece, Scratch& scratch) {
+void score_piece(const ScoreLoops& loops, const ScoreParams& params, const Queries& queries, const Piece& piece,
+                 Scratch& scratch) {
   const std::int32_t heads = params.shape.index_heads;
   const std::int32_t start = piece.key_block * kTokensPerBlock;
-  const auto reaches = [&](std::int32_t i) {
-    return params.step.positions[params.block.first + i] >= start;
-  };
+  const auto reaches = [&](std::int32_t i) { return params.step.positions[params.block.first + i] >= start; };
   const std::int32_t end = piece.entry.first + piece.entry.count;
   std::int32_t i = piece.entry.first;
   load_tile(loops, params, piece, scratch);
@@ -148,13 +141,12 @@ static_assert(kTileTokens == kTokensPerBlock);
 void score_rows(ThreadPool& pool, const ScoreLoops& loops, const ScoreParams& params) {
   const std::vector<Piece> pieces = cut(params);
   const Queries queries = prepare_queries(pool, params);
-  pool.parallel_for(
-      static_cast<std::int64_t>(pieces.size()), [&](std::int64_t begin, std::int64_t end) {
-        Scratch scratch(params);
-        for (std::int64_t i = begin; i < end; ++i) {
-          score_piece(loops, params, queries, pieces[static_cast<std::size_t>(i)], scratch);
-        }
-      });
+  pool.parallel_for(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t begin, std::int64_t end) {
+    Scratch scratch(params);
+    for (std::int64_t i = begin; i < end; ++i) {
+      score_piece(loops, params, queries, pieces[static_cast<std::size_t>(i)], scratch);
+    }
+  });
 }
 
 }  // namespace echo

@@ -7,8 +7,8 @@ std::vector<SimdLevel> usable_simd_levels() {
 #if defined(ECHO_SIMD_X86)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     levels.push_back(SimdLevel::avx2);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
       levels.push_back(SimdLevel::avx512);
     }
   }

@@ -18,11 +18,9 @@ const std::int32_t* block_table_of(const StepView& step, std::int32_t row);
 
 /// Host block that holds `position` of the row's session. Throws StateError naming `block_table` if
 /// it is none of the layer's.
-std::int32_t host_block_of(const LayerView& layer, const StepView& step, std::int32_t row,
-                           std::int32_t position);
+std::int32_t host_block_of(const LayerView& layer, const StepView& step, std::int32_t row, std::int32_t position);
 
 /// Host row that holds `position` of the row's session, checked likewise.
-std::int32_t host_row_of(const LayerView& layer, const StepView& step, std::int32_t row,
-                         std::int32_t position);
+std::int32_t host_row_of(const LayerView& layer, const StepView& step, std::int32_t row, std::int32_t position);
 
 }  // namespace echo

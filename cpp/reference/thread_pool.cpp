@@ -29,8 +29,8 @@ ThreadPool::ThreadPool(std::int64_t threads) {
   } catch (const std::system_error& error) {
     const std::string started = std::to_string(workers_.size() + 1);
     stop();
-    throw CapacityError("threads: " + std::to_string(threads) + " asked for, only " + started +
-                        " could be had (" + error.what() + ")");
+    throw CapacityError("threads: " + std::to_string(threads) + " asked for, only " + started + " could be had (" +
+                        error.what() + ")");
   }
 }
 

@@ -22,7 +22,7 @@ struct ScratchSizes {
   std::int32_t block_rows;  ///< of one row block
   std::int32_t slots;       ///< of one layer's pool
   std::int64_t host_rows;
-  std::int32_t splits;      ///< of attention
+  std::int32_t splits;  ///< of attention
 };
 
 class Backend {

@@ -39,15 +39,14 @@ std::string resolve_device(const std::string& device) {
     throw InvalidArgument("device: '" + device + "' given, expected auto, cpu, cuda or cuda:N");
   }
   if (const int count = cuda_device_count(); number >= count) {
-    throw NotSupported("device: '" + device + "' given, but this build and machine offer " +
-                       std::to_string(count) + " CUDA devices (" + build_info() + ")");
+    throw NotSupported("device: '" + device + "' given, but this build and machine offer " + std::to_string(count) +
+                       " CUDA devices (" + build_info() + ")");
   }
   return std::string(kCuda) + std::to_string(number);
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& resolved, const RuntimeConfig& config) {
-  return resolved == "cpu" ? make_cpu_backend(config.threads)
-                           : make_cuda_backend(device_number(resolved), config);
+  return resolved == "cpu" ? make_cpu_backend(config.threads) : make_cuda_backend(device_number(resolved), config);
 }
 
 MachineLimits machine_limits(const std::string& device) {

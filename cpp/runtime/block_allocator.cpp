@@ -5,8 +5,7 @@
 
 namespace echo {
 
-BlockAllocator::BlockAllocator(std::int32_t blocks)
-    : holders_(static_cast<std::size_t>(blocks)), free_blocks_(blocks) {
+BlockAllocator::BlockAllocator(std::int32_t blocks) : holders_(static_cast<std::size_t>(blocks)), free_blocks_(blocks) {
   if (blocks > 0) {
     runs_.emplace(0, blocks);
   }
@@ -24,8 +23,7 @@ std::optional<std::vector<std::int32_t>> BlockAllocator::allocate(std::int32_t c
     for (auto run = runs_.begin(); run != runs_.end(); ++run) {
       const bool fits = run->second >= missing;
       const bool best_fits = best->second >= missing;
-      const bool better = fits ? !best_fits || run->second < best->second
-                               : !best_fits && run->second > best->second;
+      const bool better = fits ? !best_fits || run->second < best->second : !best_fits && run->second > best->second;
       if (better) {
         best = run;
       }

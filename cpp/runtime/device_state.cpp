@@ -55,9 +55,7 @@ void DeviceState::forget_residency() const {
   }
 }
 
-void DeviceState::clear_kth_scores() const {
-  backend_->fill(kth_score_.data(), kUnset, kth_score_.bytes());
-}
+void DeviceState::clear_kth_scores() const { backend_->fill(kth_score_.data(), kUnset, kth_score_.bytes()); }
 
 void DeviceState::clear_thresholds(std::int32_t session) const {
   backend_->fill(thresholds_of(session), kUnset, views_.size() * sizeof(float));

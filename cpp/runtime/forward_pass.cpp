@@ -148,8 +148,6 @@ void ForwardPass::attend(std::int32_t layer, const Array& q, float scale, const 
 
 std::shared_ptr<const void> ForwardPass::keep_alive() const { return state_->memory; }
 
-Array ForwardPass::selection() const {
-  return {state_->device.selection(), DType::i32, {rows(), state_->shape.top_k}};
-}
+Array ForwardPass::selection() const { return {state_->device.selection(), DType::i32, {rows(), state_->shape.top_k}}; }
 
 }  // namespace echo

@@ -41,8 +41,7 @@ std::optional<std::size_t> field_of(const fs::path& path, const std::string& key
 }
 
 /// What one control group leaves; its page cache can be reclaimed and counts as free.
-std::size_t left_in(const fs::path& group, const char* limit_file, const char* usage_file,
-                    const char* cache_key) {
+std::size_t left_in(const fs::path& group, const char* limit_file, const char* usage_file, const char* cache_key) {
   const auto limit = number_of(word_of(group / limit_file));
   const auto usage = number_of(word_of(group / usage_file));
   if (!limit || !usage) {
@@ -71,10 +70,9 @@ std::size_t left_in_control_groups() {
     const fs::path root = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
     for (fs::path group = line.substr(second + 1);; group = group.parent_path()) {
       const fs::path folder = root / group.relative_path();
-      left =
-          std::min(left, unified ? left_in(folder, "memory.max", "memory.current", "inactive_file")
-                                 : left_in(folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                           "total_inactive_file"));
+      left = std::min(
+          left, unified ? left_in(folder, "memory.max", "memory.current", "inactive_file")
+                        : left_in(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"));
       if (group == group.parent_path()) {
         break;
       }

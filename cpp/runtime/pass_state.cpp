@@ -29,8 +29,8 @@ void require_array(const char* name, const Array& array, std::initializer_list<D
   }
 }
 
-ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> device_, const Plan& plan_, const StepView& step_,
-                          bool prefill_)
+ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> device_, const Plan& plan_,
+                          const StepView& step_, bool prefill_)
     : backend(backend_),
       memory(std::move(device_)),
       device(*memory),
@@ -77,8 +77,7 @@ void ForwardPass::State::require_active() const {
 void ForwardPass::State::require_layer(std::int32_t layer) const {
   require_active();
   if (layer < 0 || layer >= layers()) {
-    throw InvalidArgument("layer: " + std::to_string(layer) + " given, expected 0 to " +
-                          std::to_string(layers() - 1));
+    throw InvalidArgument("layer: " + std::to_string(layer) + " given, expected 0 to " + std::to_string(layers() - 1));
   }
 }
 

@@ -19,7 +19,8 @@ void require_array(const char* name, const Array& array, std::initializer_list<D
 
 /// What a ForwardPass works on, and how far it has come. The references outlive it.
 struct ForwardPass::State {
-  State(Backend& backend_, std::shared_ptr<const DeviceState> device_, const Plan& plan_, const StepView& step_, bool prefill_);
+  State(Backend& backend_, std::shared_ptr<const DeviceState> device_, const Plan& plan_, const StepView& step_,
+        bool prefill_);
 
   Backend& backend;
   std::shared_ptr<const DeviceState> memory;  ///< arrays that verbs return stay alive with it
@@ -30,10 +31,10 @@ struct ForwardPass::State {
   bool prefill;
   std::vector<RowBlock> blocks;
 
-  bool active = false;  ///< between begin() and finish(): verbs may be called
-  std::vector<bool> appended;       ///< [layers]
-  std::vector<bool> keyed;          ///< [layers] index keys were appended too
-  std::vector<bool> selected;       ///< [blocks] the selection buffer holds this block's selection
+  bool active = false;         ///< between begin() and finish(): verbs may be called
+  std::vector<bool> appended;  ///< [layers]
+  std::vector<bool> keyed;     ///< [layers] index keys were appended too
+  std::vector<bool> selected;  ///< [blocks] the selection buffer holds this block's selection
   std::int32_t scored_layer = kNone;
   std::int32_t scored_block = kNone;
   std::int32_t recalled_layer = kNone;

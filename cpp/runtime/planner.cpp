@@ -4,9 +4,9 @@
 #include <cstdio>
 #include <limits>
 
+#include "cache_manager/layer_view.hpp"
 #include "echo/errors.hpp"
 #include "runtime/control_block.hpp"
-#include "cache_manager/layer_view.hpp"
 
 namespace echo {
 namespace {
@@ -23,8 +23,7 @@ void require(bool holds, const char* field, std::int64_t value, const std::strin
 }
 
 void require_range(const char* field, std::int64_t value, std::int64_t least, std::int64_t most) {
-  require(value >= least && value <= most, field, value,
-          std::to_string(least) + " to " + std::to_string(most));
+  require(value >= least && value <= most, field, value, std::to_string(least) + " to " + std::to_string(most));
 }
 
 std::string bytes_text(std::int64_t bytes) {
@@ -58,8 +57,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   require_range("attention_splits", config.attention_splits, 1, 64);
   require_range("threads", config.threads, 0, 4096);
   if (!(config.threshold_alpha >= 0.0 && config.threshold_alpha <= 1.0)) {
-    throw InvalidArgument("threshold_alpha: " + std::to_string(config.threshold_alpha) +
-                          " given, expected 0 to 1");
+    throw InvalidArgument("threshold_alpha: " + std::to_string(config.threshold_alpha) + " given, expected 0 to 1");
   }
 
   Plan plan;
@@ -80,11 +78,9 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.minimum_slots = step_rows * (shape.top_k + 1);
   plan.config.gpu_slots = config.gpu_slots == 0 ? plan.minimum_slots : config.gpu_slots;
   require(plan.config.gpu_slots >= plan.minimum_slots && plan.config.gpu_slots < kMaxInt32, "gpu_slots",
-          config.gpu_slots,
-          "at least max_batch x query_rows x (top_k + 1) = " + std::to_string(plan.minimum_slots));
+          config.gpu_slots, "at least max_batch x query_rows x (top_k + 1) = " + std::to_string(plan.minimum_slots));
   const std::int64_t slots = plan.config.gpu_slots;
-  plan.block_rows = std::max(step_rows, std::min({kPrefillBlockRows, config.prefill_chunk,
-                                                  slots / (shape.top_k + 1)}));
+  plan.block_rows = std::max(step_rows, std::min({kPrefillBlockRows, config.prefill_chunk, slots / (shape.top_k + 1)}));
   plan.pass_rows = std::max(step_rows, config.prefill_chunk);
   require(plan.pass_rows * shape.top_k <= kMaxInt32, "prefill_chunk", config.prefill_chunk,
           "at most " + std::to_string(kMaxInt32 / shape.top_k) + " with top_k = " + std::to_string(shape.top_k));
@@ -165,7 +161,7 @@ std::string Plan::table() const {
     row(item.name.c_str(), where, bytes_text(item.total()).c_str(), how);
   }
   const auto sum = [&](const char* place, std::int64_t asked, std::int64_t available) {
-    const std::string state = available == 0 ? "(not checked)"
+    const std::string state = available == 0       ? "(not checked)"
                               : asked <= available ? "of " + bytes_text(available) + ", fits"
                                                    : "of " + bytes_text(available) + ", DOES NOT FIT";
     row("total", place, bytes_text(asked).c_str(), state);

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
 
 #include "echo/errors.hpp"
@@ -17,20 +17,29 @@ constexpr std::array kFields{
     ConfigField{"device", "", "where to run: auto (a GPU if there is one), cpu, cuda or cuda:N", &C::device},
     ConfigField{"host_tokens", "tokens", "size of the host pool, shared by all sessions; rounded up to 64",
                 &C::host_tokens},
-    ConfigField{"gpu_slots", "rows", "rows of the GPU pool of each layer; 0 means the least that works, "
-                "max_batch x query_rows x (top_k + 1)", &C::gpu_slots},
+    ConfigField{"gpu_slots", "rows",
+                "rows of the GPU pool of each layer; 0 means the least that works, "
+                "max_batch x query_rows x (top_k + 1)",
+                &C::gpu_slots},
     ConfigField{"max_batch", "sessions", "most sessions in one step", &C::max_batch},
     ConfigField{"query_rows", "tokens", "most new tokens per session and step (1 without speculative decoding)",
                 &C::query_rows},
     ConfigField{"max_sessions", "sessions", "most sessions open at once", &C::max_sessions},
-    ConfigField{"max_context", "tokens", "longest session, prompt and output together; at most host_tokens", &C::max_context},
+    ConfigField{"max_context", "tokens", "longest session, prompt and output together; at most host_tokens",
+                &C::max_context},
     ConfigField{"prefill_chunk", "tokens", "most tokens in one prefill call", &C::prefill_chunk},
-    ConfigField{"host_row_stride", "bytes", "distance of rows in the host pool, a multiple of 16; 0 means the "
-                "bytes of a row", &C::host_row_stride},
-    ConfigField{"attention_splits", "parts", "parts in which a selection is attended to and combined; fixed, so "
-                "that results do not depend on the batch", &C::attention_splits},
-    ConfigField{"threshold_alpha", "", "weight of the past in the moving average that predicts the k-th score, "
-                "0 to 1", &C::threshold_alpha},
+    ConfigField{"host_row_stride", "bytes",
+                "distance of rows in the host pool, a multiple of 16; 0 means the "
+                "bytes of a row",
+                &C::host_row_stride},
+    ConfigField{"attention_splits", "parts",
+                "parts in which a selection is attended to and combined; fixed, so "
+                "that results do not depend on the batch",
+                &C::attention_splits},
+    ConfigField{"threshold_alpha", "",
+                "weight of the past in the moving average that predicts the k-th score, "
+                "0 to 1",
+                &C::threshold_alpha},
     ConfigField{"threads", "threads", "threads of the CPU backend; 0 means one per core", &C::threads},
 };
 

@@ -115,7 +115,7 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
 
   Forward forward_;
   std::map<std::pair<std::int32_t, std::int32_t>, Captured> captured_;  // by (query rows, batch)
-  std::vector<std::shared_ptr<State>> open_;                           // [max_sessions], null where free
+  std::vector<std::shared_ptr<State>> open_;                            // [max_sessions], null where free
   std::int64_t sessions_opened_ = 0;
   std::int64_t steps_ = 0;
   std::int64_t prefill_tokens_ = 0;

@@ -35,9 +35,9 @@ RuntimeImpl::State& RuntimeImpl::running(const Session& session) const {
 
 void RuntimeImpl::require_room(const State& session, std::int64_t tokens) const {
   if (session.length + tokens > session.capacity) {
-    throw CapacityError("tokens: session " + std::to_string(session.id) + " holds " +
-                        std::to_string(session.length) + " of " + std::to_string(session.capacity) +
-                        " tokens, no room for " + std::to_string(tokens) + " more");
+    throw CapacityError("tokens: session " + std::to_string(session.id) + " holds " + std::to_string(session.length) +
+                        " of " + std::to_string(session.capacity) + " tokens, no room for " + std::to_string(tokens) +
+                        " more");
   }
 }
 
@@ -144,8 +144,8 @@ void RuntimeImpl::resume(State& session) {
 
 std::size_t RuntimeImpl::free_place(std::int64_t max_tokens) const {
   if (max_tokens < 1 || max_tokens > plan_.config.max_context) {
-    throw InvalidArgument("max_tokens: " + std::to_string(max_tokens) + " given, expected 1 to max_context = " +
-                          std::to_string(plan_.config.max_context));
+    throw InvalidArgument("max_tokens: " + std::to_string(max_tokens) +
+                          " given, expected 1 to max_context = " + std::to_string(plan_.config.max_context));
   }
   const auto place = std::find(open_.begin(), open_.end(), nullptr);
   if (place == open_.end()) {
@@ -163,8 +163,8 @@ std::vector<std::int32_t> RuntimeImpl::allocate_blocks(std::int64_t count, std::
   std::optional<std::vector<std::int32_t>> blocks = blocks_.allocate(static_cast<std::int32_t>(count));
   if (!blocks) {
     throw CapacityError("max_tokens: a session of " + std::to_string(max_tokens) + " tokens needs " +
-                        std::to_string(count) + " blocks of 64 host rows, " + std::to_string(free_blocks()) +
-                        " of " + std::to_string(plan_.host_blocks) + " are free");
+                        std::to_string(count) + " blocks of 64 host rows, " + std::to_string(free_blocks()) + " of " +
+                        std::to_string(plan_.host_blocks) + " are free");
   }
   return std::move(*blocks);
 }

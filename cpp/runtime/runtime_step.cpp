@@ -13,8 +13,7 @@ void RuntimeImpl::DeletePass::operator()(ForwardPass* pass) const { delete pass;
 
 RuntimeImpl::PassPointer RuntimeImpl::make_pass(std::int32_t batch, std::int32_t query_rows, bool prefill) {
   const StepView step = control_.view(state_->control(), batch, query_rows);
-  return PassPointer(new ForwardPass(
-      std::make_unique<ForwardPass::State>(*backend_, state_, plan_, step, prefill)));
+  return PassPointer(new ForwardPass(std::make_unique<ForwardPass::State>(*backend_, state_, plan_, step, prefill)));
 }
 
 void RuntimeImpl::run(ForwardPass& pass, const Forward& forward) {
@@ -58,8 +57,8 @@ void RuntimeImpl::prefill(const Session& session, std::span<const std::int32_t> 
   State& state = running(session);
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (count < 1 || count > plan_.config.prefill_chunk) {
-    throw InvalidArgument("tokens: " + std::to_string(count) + " given, expected 1 to prefill_chunk = " +
-                          std::to_string(plan_.config.prefill_chunk));
+    throw InvalidArgument("tokens: " + std::to_string(count) +
+                          " given, expected 1 to prefill_chunk = " + std::to_string(plan_.config.prefill_chunk));
   }
   require_room(state, count);
   const Forward& model = forward ? forward : forward_;
@@ -88,8 +87,8 @@ void RuntimeImpl::capture(Forward forward, const std::vector<std::int32_t>& batc
   }
   for (std::int32_t batch : batch_sizes) {
     if (batch < 1 || batch > plan_.config.max_batch) {
-      throw InvalidArgument("batch_sizes: " + std::to_string(batch) + " given, expected 1 to max_batch = " +
-                            std::to_string(plan_.config.max_batch));
+      throw InvalidArgument("batch_sizes: " + std::to_string(batch) +
+                            " given, expected 1 to max_batch = " + std::to_string(plan_.config.max_batch));
     }
   }
   std::map<std::pair<std::int32_t, std::int32_t>, Captured> captured;
@@ -109,8 +108,8 @@ void RuntimeImpl::capture(Forward forward, const std::vector<std::int32_t>& batc
 void RuntimeImpl::check_batch(const Batch& batch) const {
   const std::size_t size = batch.sessions.size();
   if (std::ssize(batch.sessions) > plan_.config.max_batch) {
-    throw InvalidArgument("sessions: " + std::to_string(size) + " given, expected at most max_batch = " +
-                          std::to_string(plan_.config.max_batch));
+    throw InvalidArgument("sessions: " + std::to_string(size) +
+                          " given, expected at most max_batch = " + std::to_string(plan_.config.max_batch));
   }
   if (batch.query_rows < 1 || batch.query_rows > plan_.config.query_rows) {
     throw InvalidArgument("query_rows: " + std::to_string(batch.query_rows) + " given, expected 1 to " +

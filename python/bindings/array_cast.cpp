@@ -35,14 +35,15 @@ DType dtype_of(const nb::dlpack::dtype& type, const char* name) {
     return DType::u8;
   }
   static constexpr const char* kKinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
-  const std::string kind = type.code < std::size(kKinds) ? kKinds[type.code] : "type " + std::to_string(type.code) + " of ";
+  const std::string kind =
+      type.code < std::size(kKinds) ? kKinds[type.code] : "type " + std::to_string(type.code) + " of ";
   refuse(name, kind + std::to_string(type.bits), "float32, bfloat16, int32 or uint8 (FP8 crosses as uint8)");
 }
 
 template <typename Nd>
 Array view(const Nd& nd, const char* name, const std::string& device) {
   const bool on_cpu = nd.device_type() == nb::device::cpu::value;
-  const std::string where = on_cpu                                       ? "cpu"
+  const std::string where = on_cpu                                        ? "cpu"
                             : nd.device_type() == nb::device::cuda::value ? "cuda:" + std::to_string(nd.device_id())
                                                                           : "another device";
   if (where != device) {
@@ -107,7 +108,7 @@ nb::object to_python(const Array& array, const std::string& device, std::shared_
   }
   const int number = std::stoi(device.substr(device.find(':') + 1));
   return nb::cast(nb::ndarray<nb::array_api>(array.data, dims, shape, keep(std::move(owner)), nullptr, type,
-                                            nb::device::cuda::value, number));
+                                             nb::device::cuda::value, number));
 }
 
 }  // namespace echo::python

@@ -63,10 +63,10 @@ void register_errors(nb::module_& module) {
   classes.invalid_argument =
       make_class(module, "InvalidArgument", "An argument is malformed; the message begins with its name.",
                  {classes.error, PyExc_ValueError});
-  classes.capacity = make_class(module, "CapacityError", "It does not fit; nothing has changed.",
-                                {classes.error, PyExc_MemoryError});
-  classes.state = make_class(module, "StateError", "The object is in no state for this call.",
-                             {classes.error, PyExc_RuntimeError});
+  classes.capacity =
+      make_class(module, "CapacityError", "It does not fit; nothing has changed.", {classes.error, PyExc_MemoryError});
+  classes.state =
+      make_class(module, "StateError", "The object is in no state for this call.", {classes.error, PyExc_RuntimeError});
   classes.cuda = make_class(module, "CudaError", "A CUDA call failed, or a kernel reported an error.",
                             {classes.error, PyExc_RuntimeError});
   classes.not_supported = make_class(module, "NotSupported", "This build or device cannot do it.",

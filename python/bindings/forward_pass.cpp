@@ -82,8 +82,7 @@ nb::object recall(const PassHandle& self, std::int32_t layer, nb::handle selecti
   return out_array(self, slots);
 }
 
-void attend(const PassHandle& self, std::int32_t layer, nb::handle q, float scale, nb::handle out,
-            const Block& block) {
+void attend(const PassHandle& self, std::int32_t layer, nb::handle q, float scale, nb::handle out, const Block& block) {
   const Array queries = given(q, "q", self.device());
   const Array output = given(out, "out", self.device(), true);
   const RowBlock rows = block_of(self.get(), block);
@@ -150,17 +149,21 @@ void register_forward_pass(nb::module_& module) {
       "Row r belongs to session r // query_rows of the batch. Padding rows have position -1; what they contain\n"
       "changes nothing. Arrays are anything with DLPack on the runtime's device: contiguous float32 or bfloat16\n"
       "unless said otherwise, never converted.")
-      .def_prop_ro("rows", [](const PassHandle& p) { return p.get().rows(); }, "Query rows, padding included.")
-      .def_prop_ro("query_rows", [](const PassHandle& p) { return p.get().query_rows(); },
-                   "New tokens per session.")
+      .def_prop_ro(
+          "rows", [](const PassHandle& p) { return p.get().rows(); }, "Query rows, padding included.")
+      .def_prop_ro(
+          "query_rows", [](const PassHandle& p) { return p.get().query_rows(); }, "New tokens per session.")
       .def_prop_ro("is_prefill", [](const PassHandle& p) { return p.get().is_prefill(); })
       .def_prop_ro("device", &PassHandle::device)
-      .def_prop_ro("tokens", [](const PassHandle& p) { return out_array(p, p.get().tokens()); },
-                   "int32 [rows] token ids, 0 on padding rows.")
-      .def_prop_ro("positions", [](const PassHandle& p) { return out_array(p, p.get().positions()); },
-                   "int32 [rows] position of each row's token in its session, -1 on padding rows.")
-      .def_prop_ro("selection", [](const PassHandle& p) { return out_array(p, p.get().selection()); },
-                   "int32 [rows, top_k] selections of the last layer that had its own; valid until the next select.")
+      .def_prop_ro(
+          "tokens", [](const PassHandle& p) { return out_array(p, p.get().tokens()); },
+          "int32 [rows] token ids, 0 on padding rows.")
+      .def_prop_ro(
+          "positions", [](const PassHandle& p) { return out_array(p, p.get().positions()); },
+          "int32 [rows] position of each row's token in its session, -1 on padding rows.")
+      .def_prop_ro(
+          "selection", [](const PassHandle& p) { return out_array(p, p.get().selection()); },
+          "int32 [rows, top_k] selections of the last layer that had its own; valid until the next select.")
       .def_prop_ro(
           "blocks",
           [](const PassHandle& p) {

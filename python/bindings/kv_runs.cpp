@@ -73,10 +73,8 @@ KvRuns from_arrays(const nb::list& rows, const nb::list& index_keys) {
     kv.length = array.shape[0];
     kv.row_bytes = array.shape[1];
     kv.index_block_bytes = keys.shape[1];
-    kv.rows.push_back({{.first_token = 0,
-                        .tokens = array.shape[0],
-                        .rows = array.as<std::byte>(),
-                        .stride = array.shape[1]}});
+    kv.rows.push_back(
+        {{.first_token = 0, .tokens = array.shape[0], .rows = array.as<std::byte>(), .stride = array.shape[1]}});
     kv.index_keys.emplace_back(keys.as<std::byte>(), keys.as<std::byte>() + keys.elements());
   }
   kv.keep_alive = keep_object(nb::tuple(rows));  // a copy: the caller may change the list

@@ -80,15 +80,15 @@ void register_runtime(nb::module_& module) {
       .def("export_kv", &Runtime::export_kv, "session"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("import_kv", &Runtime::import_kv, "session"_a, "source"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("begin_import", &Runtime::begin_import, "session"_a, "tokens"_a)
-      .def("finish_import", &Runtime::finish_import, "session"_a, "filled"_a,
-           nb::call_guard<nb::gil_scoped_release>())
-      .def("thresholds",
-           [](const Runtime& self, const Session& session) {
-             std::vector<float> values = self.thresholds(session);
-             const std::size_t layers = values.size();
-             return numpy_copy(std::move(values), {layers});
-           },
-           "session"_a)
+      .def("finish_import", &Runtime::finish_import, "session"_a, "filled"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "thresholds",
+          [](const Runtime& self, const Session& session) {
+            std::vector<float> values = self.thresholds(session);
+            const std::size_t layers = values.size();
+            return numpy_copy(std::move(values), {layers});
+          },
+          "session"_a)
       .def("stats", &Runtime::stats)
       .def("cache_state", &cache_state, "layer"_a,
            nb::sig("def cache_state(self, layer: int) -> dict[str, typing.Any]"))

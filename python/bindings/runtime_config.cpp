@@ -57,13 +57,13 @@ void register_runtime_config(nb::module_& module) {
       .def_ro("name", &ConfigField::name)
       .def_ro("unit", &ConfigField::unit)
       .def_ro("doc", &ConfigField::doc)
-      .def_prop_ro("default", [](const ConfigField& field) { return value_of(RuntimeConfig{}, field); },
-                   nb::sig("def default(self) -> str | int | float"))
-      .def_prop_ro("type",
-                   [](const ConfigField& field) {
-                     return nb::borrow(nb::handle(value_of(RuntimeConfig{}, field).type()));
-                   },
-                   nb::sig("def type(self) -> type[str] | type[int] | type[float]"));
+      .def_prop_ro(
+          "default", [](const ConfigField& field) { return value_of(RuntimeConfig{}, field); },
+          nb::sig("def default(self) -> str | int | float"))
+      .def_prop_ro(
+          "type",
+          [](const ConfigField& field) { return nb::borrow(nb::handle(value_of(RuntimeConfig{}, field).type())); },
+          nb::sig("def type(self) -> type[str] | type[int] | type[float]"));
   module.def(
       "config_fields", [] { return std::vector<ConfigField>(config_fields().begin(), config_fields().end()); },
       "All settings of a runtime, in order.");
@@ -81,16 +81,17 @@ void register_runtime_config(nb::module_& module) {
             new (self) RuntimeConfig(std::move(config));
           },
           nb::sig("def __init__(self, **settings: str | int | float) -> None"))
-      .def("__getattr__",
-           [](const RuntimeConfig& config, const std::string& name) {
-             for (const ConfigField& field : config_fields()) {
-               if (field.name == name) {
-                 return value_of(config, field);
-               }
-             }
-             throw nb::attribute_error(name.c_str());
-           },
-           "name"_a, nb::sig("def __getattr__(self, name: str) -> typing.Any"))
+      .def(
+          "__getattr__",
+          [](const RuntimeConfig& config, const std::string& name) {
+            for (const ConfigField& field : config_fields()) {
+              if (field.name == name) {
+                return value_of(config, field);
+              }
+            }
+            throw nb::attribute_error(name.c_str());
+          },
+          "name"_a, nb::sig("def __getattr__(self, name: str) -> typing.Any"))
       .def("__repr__", [](const RuntimeConfig& config) {
         std::string text = "RuntimeConfig(";
         for (const ConfigField& field : config_fields()) {

@@ -17,8 +17,7 @@ void register_session(nb::module_& module) {
       .def_prop_ro("length", &Session::length, "Tokens in the context so far.")
       .def_prop_ro("capacity", &Session::capacity, "Most tokens it can hold: prompt and output.")
       .def_prop_ro("closed", &Session::closed)
-      .def_prop_ro("blocks", &Session::blocks,
-                   "Host blocks: the row of position p is blocks[p // 64] * 64 + p % 64.")
+      .def_prop_ro("blocks", &Session::blocks, "Host blocks: the row of position p is blocks[p // 64] * 64 + p % 64.")
       .def_prop_ro("paused", &Session::paused)
       .def("fork", &Session::fork, "max_tokens"_a = 0,
            "A new session with the same context and its own future.\n\n"
@@ -35,13 +34,15 @@ void register_session(nb::module_& module) {
       .def(
           "__exit__", [](Session& session, nb::handle, nb::handle, nb::handle) { session.close(); },
           "exception_type"_a.none(), "exception"_a.none(), "traceback"_a.none())
-      .def("__eq__", [](const Session& a, nb::handle b) {
-        return nb::isinstance<Session>(b) && nb::cast<const Session&>(b) == a;
-      })
+      .def("__eq__", [](const Session& a,
+                        nb::handle b) { return nb::isinstance<Session>(b) && nb::cast<const Session&>(b) == a; })
       .def("__hash__", &Session::id)
       .def("__repr__", [](const Session& s) {
         return "<Session " + std::to_string(s.id()) + ", " + std::to_string(s.length()) + " of " +
-               std::to_string(s.capacity()) + " tokens" + (s.closed() ? ", closed>" : s.paused() ? ", paused>" : ">");
+               std::to_string(s.capacity()) + " tokens" +
+               (s.closed()   ? ", closed>"
+                : s.paused() ? ", paused>"
+                             : ">");
       });
 }
 

@@ -32,8 +32,7 @@ void require(bool condition, const std::string& what) {
 }
 
 // y[rows, out] = x[rows, in] . w[in, out]
-std::vector<float> multiply(const std::vector<float>& x, const std::vector<float>& w,
-                            std::size_t in) {
+std::vector<float> multiply(const std::vector<float>& x, const std::vector<float>& w, std::size_t in) {
   const std::size_t rows = x.size() / in;
   const std::size_t out = w.size() / in;
   std::vector<float> y(rows * out, 0.0F);
@@ -57,8 +56,7 @@ class RandomModel {
     for (std::int32_t layer = 0; layer < shape.layers; ++layer) {
       layers_.push_back({random(kHidden, row, kScale), random(kHidden, shape.index_dim, kScale),
                          random(kHidden, shape.index_heads * shape.index_dim, kScale),
-                         random(kHidden, shape.index_heads, kScale),
-                         random(kHidden, shape.query_heads * row, kScale),
+                         random(kHidden, shape.index_heads, kScale), random(kHidden, shape.query_heads * row, kScale),
                          random(shape.query_heads * shape.latent_dim, kHidden, 0.05F)});
     }
   }
@@ -94,8 +92,7 @@ class RandomModel {
       in.index_weights = {index_weights.data(), DType::f32, {rows, shape_.index_heads}};
       in.q = {q.data(), DType::f32, {rows, shape_.query_heads, row}};
       in.scale = 1.0F / std::sqrt(static_cast<float>(row));
-      pass.attention(layer, in,
-                     {out.data(), DType::f32, {rows, shape_.query_heads, shape_.latent_dim}});
+      pass.attention(layer, in, {out.data(), DType::f32, {rows, shape_.query_heads, shape_.latent_dim}});
 
       const auto added = multiply(out, w.out, at(shape_.query_heads * shape_.latent_dim));
       std::transform(hidden_.begin(), hidden_.end(), added.begin(), hidden_.begin(), std::plus<>());
@@ -197,8 +194,7 @@ Result serve(const echo::ModelShape& shape, const echo::RuntimeConfig& config, b
     refused = *error.what() != '\0';
   }
   require(refused, "a session larger than the host pool is refused with echo::Error");
-  require(batch.sessions[0].length() == kPrompts[0] + kSteps,
-          "sessions have grown by one token a step");
+  require(batch.sessions[0].length() == kPrompts[0] + kSteps, "sessions have grown by one token a step");
   runtime.close();
   return result;
 }
@@ -237,14 +233,12 @@ int run() {
       require(std::isfinite(value), "outputs are finite");
     }
     // Finite floats are the same bits where they are equal, except for the two zeros.
-    same_bits =
-        std::equal(full.hidden[i].begin(), full.hidden[i].end(), small.hidden[i].begin(),
-                   [](float a, float b) { return a == b && std::signbit(a) == std::signbit(b); });
+    same_bits = std::equal(full.hidden[i].begin(), full.hidden[i].end(), small.hidden[i].begin(),
+                           [](float a, float b) { return a == b && std::signbit(a) == std::signbit(b); });
   }
   require(same_bits, "outputs have the same bits with both pools");
   require(full.tokens == small.tokens, "both pools lead to the same tokens");
-  require(small.stats.recalled_bytes() > full.stats.recalled_bytes(),
-          "the small pool recalls more");
+  require(small.stats.recalled_bytes() > full.stats.recalled_bytes(), "the small pool recalls more");
   std::printf("%zu decoded rows, same bits with both pools: ok\n", full.hidden.size());
   return 0;
 }

@@ -26,8 +26,8 @@ TEST_F(CudaAppend, EncodesLikeTheCpu) {
         const auto keys = wild_floats(count(sizes.rows(), shape.index_dim), 2);
         pair.both([&](World& world) {
           world.begin(1, {62, 63, 64, kNone, kNone, kNone, 0, 1, 2});
-          world.append(DeviceArray(world.backend, kv), DType::f32, DeviceArray(world.backend, keys),
-                       DType::f32, to_slots);
+          world.append(DeviceArray(world.backend, kv), DType::f32, DeviceArray(world.backend, keys), DType::f32,
+                       to_slots);
         });
         EXPECT_EQ(pair.gpu.state(), pair.cpu.state());
       }
@@ -40,13 +40,11 @@ TEST_F(CudaAppend, EncodesBf16LikeTheCpu) {
     const ShapeView shape = shape_of(format);
     const Sizes sizes{.batch = 5, .query_rows = 1};
     Pair pair(shape, sizes);
-    const auto kv =
-        upper_halves(wild_floats(count(sizes.rows(), shape.latent_dim + shape.rope_dim), 3));
+    const auto kv = upper_halves(wild_floats(count(sizes.rows(), shape.latent_dim + shape.rope_dim), 3));
     const auto keys = upper_halves(wild_floats(count(sizes.rows(), shape.index_dim), 4));
     pair.both([&](World& world) {
       world.begin(7, {5, kNone, 200, 64, 255});
-      world.append(DeviceArray(world.backend, kv), DType::bf16, DeviceArray(world.backend, keys),
-                   DType::bf16, true);
+      world.append(DeviceArray(world.backend, kv), DType::bf16, DeviceArray(world.backend, keys), DType::bf16, true);
     });
     EXPECT_EQ(pair.gpu.state(), pair.cpu.state());
   }
@@ -62,8 +60,7 @@ TEST_F(CudaAppend, CopiesEncodedRows) {
   const auto keys = normal_floats(count(sizes.rows(), shape.index_dim), 6);
   pair.both([&](World& world) {
     world.begin(3, {10, 11, 63, 0});
-    world.append(DeviceArray(world.backend, kv), DType::u8, DeviceArray(world.backend, keys),
-                 DType::f32, true);
+    world.append(DeviceArray(world.backend, kv), DType::u8, DeviceArray(world.backend, keys), DType::f32, true);
   });
   EXPECT_EQ(pair.gpu.state(), pair.cpu.state());
 }
@@ -85,8 +82,8 @@ TEST_F(CudaAppend, AMappedRowKeepsItsSlotAndAnAppendWithoutSlotsUnmapsIt) {
     const auto keys = normal_floats(count(sizes.rows(), shape.index_dim), seed + 100);
     pair.both([&](World& world) {
       world.begin(tick, pass.positions);
-      world.append(DeviceArray(world.backend, kv), DType::f32, DeviceArray(world.backend, keys),
-                   DType::f32, pass.to_slots);
+      world.append(DeviceArray(world.backend, kv), DType::f32, DeviceArray(world.backend, keys), DType::f32,
+                   pass.to_slots);
     });
     EXPECT_EQ(pair.gpu.state(), pair.cpu.state()) << "tick " << tick;
   }
@@ -98,8 +95,7 @@ TEST_F(CudaAppend, PositionsOutsideTheCacheAreReportedAndChangeNothing) {
   Pair pair(shape, sizes);
   World& world = pair.gpu;
   const auto before = world.state();
-  const DeviceArray kv(world.backend,
-                       normal_floats(count(3, shape.latent_dim + shape.rope_dim), 1));
+  const DeviceArray kv(world.backend, normal_floats(count(3, shape.latent_dim + shape.rope_dim), 1));
   const DeviceArray keys(world.backend, normal_floats(count(3, shape.index_dim), 2));
   world.begin(1, {4 * kTokensPerBlock, -2, 1 << 30});
   world.append(kv, DType::f32, keys, DType::f32, false);

@@ -17,23 +17,19 @@ void fill_slots(Pair& pair, std::int32_t used, unsigned seed) {
   const auto kv = normal_floats(static_cast<std::size_t>(used) * dim, seed);
   const auto keys = normal_floats(static_cast<std::size_t>(used * shape.index_dim), seed);
   source.begin(1, std::vector<std::int32_t>(static_cast<std::size_t>(used), 0));
-  source.append(DeviceArray(source.backend, kv), DType::f32, DeviceArray(source.backend, keys),
-                DType::f32, true);
+  source.append(DeviceArray(source.backend, kv), DType::f32, DeviceArray(source.backend, keys), DType::f32, true);
   auto rows = source.pool.read();
   rows.resize(pair.cpu.pool.size(), std::byte{0xFF});
   pair.both([&](World& world) { world.pool.write(rows); });
 }
 
 template <typename Q>
-std::vector<float> attend(World& world, const std::vector<Q>& q, DType q_dtype, DType out_dtype,
-                          BlockView block) {
-  const std::size_t outputs =
-      static_cast<std::size_t>(world.sizes.rows() * world.shape.query_heads) *
-      static_cast<std::size_t>(world.shape.latent_dim);
+std::vector<float> attend(World& world, const std::vector<Q>& q, DType q_dtype, DType out_dtype, BlockView block) {
+  const std::size_t outputs = static_cast<std::size_t>(world.sizes.rows() * world.shape.query_heads) *
+                              static_cast<std::size_t>(world.shape.latent_dim);
   const DeviceArray queries(world.backend, q);
   // Poisoned, so that every output has to be written.
-  const DeviceArray out(world.backend, std::vector<std::uint16_t>(
-                                           outputs * (out_dtype == DType::f32 ? 2 : 1), 0xFFFF));
+  const DeviceArray out(world.backend, std::vector<std::uint16_t>(outputs * (out_dtype == DType::f32 ? 2 : 1), 0xFFFF));
   world.backend.attend({.layer = world.layer(),
                         .block = block,
                         .shape = world.shape,
@@ -68,8 +64,7 @@ std::vector<std::int32_t> random_slots(const World& world, std::int32_t used, un
   return slots;
 }
 
-void expect_close(const std::vector<float>& got, const std::vector<float>& expected,
-                  float tolerance) {
+void expect_close(const std::vector<float>& got, const std::vector<float>& expected, float tolerance) {
   ASSERT_EQ(got.size(), expected.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_NEAR(got[i], expected[i], tolerance) << i;
@@ -86,9 +81,8 @@ TEST_F(CudaAttend, AgreesWithTheCpu) {
       fill_slots(pair, kUsed, 30);
       const auto slots = random_slots(pair.cpu, kUsed, 31);
       pair.both([&](World& world) { world.slots.write(slots); });
-      const auto q = normal_floats(
-          static_cast<std::size_t>(4 * shape.query_heads * (shape.latent_dim + shape.rope_dim)),
-          32);
+      const auto q =
+          normal_floats(static_cast<std::size_t>(4 * shape.query_heads * (shape.latent_dim + shape.rope_dim)), 32);
       const auto expected = attend(pair.cpu, q, DType::f32, DType::f32, pair.cpu.all_rows());
       const auto got = attend(pair.gpu, q, DType::f32, DType::f32, pair.gpu.all_rows());
       expect_close(got, expected, 1e-5F);
@@ -105,8 +99,7 @@ TEST_F(CudaAttend, WideLatentsAndBf16) {
   fill_slots(pair, kUsed, 33);
   const auto slots = random_slots(pair.cpu, kUsed, 34);
   pair.both([&](World& world) { world.slots.write(slots); });
-  const auto q =
-      upper_halves(normal_floats(static_cast<std::size_t>(3 * shape.query_heads * 800), 35));
+  const auto q = upper_halves(normal_floats(static_cast<std::size_t>(3 * shape.query_heads * 800), 35));
   const auto expected = attend(pair.cpu, q, DType::bf16, DType::bf16, pair.cpu.all_rows());
   const auto got = attend(pair.gpu, q, DType::bf16, DType::bf16, pair.gpu.all_rows());
   expect_close(got, expected, 2e-2F);
@@ -128,17 +121,13 @@ TEST_F(CudaAttend, BitsDoNotDependOnTheBatch) {
   world.slots.write(slots);
   const auto all = attend(world, q, DType::f32, DType::f32, world.all_rows());
   const auto outputs = static_cast<std::size_t>(shape.query_heads * shape.latent_dim);
-  EXPECT_EQ(
-      std::memcmp(all.data() + 2 * outputs, all.data() + 69 * outputs, outputs * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(all.data() + 2 * outputs, all.data() + 69 * outputs, outputs * sizeof(float)), 0);
   // Alone, as a block of the pass.
   std::vector<std::int32_t> alone(slots.begin() + 69 * static_cast<std::ptrdiff_t>(k), slots.end());
   alone.resize(slots.size(), kNone);
   world.slots.write(alone);
-  const auto one =
-      attend(world, q, DType::f32, DType::f32, {.first = 69, .count = 1, .tick_offset = 0});
-  EXPECT_EQ(
-      std::memcmp(one.data() + 69 * outputs, all.data() + 69 * outputs, outputs * sizeof(float)),
-      0);
+  const auto one = attend(world, q, DType::f32, DType::f32, {.first = 69, .count = 1, .tick_offset = 0});
+  EXPECT_EQ(std::memcmp(one.data() + 69 * outputs, all.data() + 69 * outputs, outputs * sizeof(float)), 0);
 }
 
 TEST_F(CudaAttend, SlotsOutsideThePoolAreLeftOutAndReported) {

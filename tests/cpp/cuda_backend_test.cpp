@@ -161,8 +161,7 @@ TEST_F(CudaBackendTest, CommitFoldsLikeTheCpu) {
     results.push_back(kept.read());
     results.push_back(kth.read());
   });
-  EXPECT_EQ(std::memcmp(results[2].data(), results[0].data(), results[0].size() * sizeof(float)),
-            0);
+  EXPECT_EQ(std::memcmp(results[2].data(), results[0].data(), results[0].size() * sizeof(float)), 0);
   EXPECT_TRUE(std::ranges::all_of(results[3], [](float score) { return std::isnan(score); }));
 }
 

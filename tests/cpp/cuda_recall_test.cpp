@@ -12,8 +12,7 @@ using CudaRecall = CudaTest;
 
 /// Random selections: entries anywhere up to the row's position, in groups that come back, with
 /// gaps and duplicates.
-std::vector<std::int32_t> random_selection(const World& world,
-                                           const std::vector<std::int32_t>& positions,
+std::vector<std::int32_t> random_selection(const World& world, const std::vector<std::int32_t>& positions,
                                            std::mt19937& engine) {
   std::vector<std::int32_t> selection(world.entries(), kNone);
   for (std::size_t i = 0; i < selection.size(); ++i) {
@@ -30,8 +29,7 @@ std::vector<std::int32_t> random_selection(const World& world,
 void fill_slabs(Pair& pair, unsigned seed) {
   std::mt19937 engine(seed);
   std::byte* rows = pair.cpu.slab.data();
-  std::generate(rows, rows + pair.cpu.slab.bytes(),
-                [&] { return static_cast<std::byte>(engine()); });
+  std::generate(rows, rows + pair.cpu.slab.bytes(), [&] { return static_cast<std::byte>(engine()); });
   std::memcpy(pair.gpu.slab.data(), rows, pair.cpu.slab.bytes());
 }
 
@@ -57,16 +55,13 @@ void run_random_passes(const Sizes& sizes, int passes, unsigned seed) {
     }
     std::ranges::generate(kv, [&] { return static_cast<std::byte>(engine()); });
     const auto selection = random_selection(pair.cpu, positions, engine);
-    const BlockView block{
-        .first = 0, .count = sizes.rows(), .tick_offset = static_cast<std::int32_t>(engine() % 2)};
-    const auto first =
-        static_cast<std::int32_t>(engine() % static_cast<unsigned>(pair.cpu.host_rows() - 40));
+    const BlockView block{.first = 0, .count = sizes.rows(), .tick_offset = static_cast<std::int32_t>(engine() % 2)};
+    const auto first = static_cast<std::int32_t>(engine() % static_cast<unsigned>(pair.cpu.host_rows() - 40));
     const RowRun freed[] = {{first, 30}, {first + 20, 20}};
     const bool releases = engine() % 4 == 0;
     pair.both([&](World& world) {
       world.begin(tick, positions);
-      world.append(DeviceArray(world.backend, kv), DType::u8, DeviceArray(world.backend, keys),
-                   DType::f32, true);
+      world.append(DeviceArray(world.backend, kv), DType::u8, DeviceArray(world.backend, keys), DType::f32, true);
       world.selection.write(selection);
       world.recall(block);
       if (releases) {
@@ -125,8 +120,7 @@ TEST_F(CudaRecall, RowsFarApartInALargeHostPool) {
   for (std::int32_t tick = 1; tick <= 8; ++tick) {
     const std::vector<std::int32_t> positions(4, 600 * kTokensPerBlock - 1);
     std::vector<std::int32_t> selection(pair.cpu.entries());
-    std::ranges::generate(selection,
-                          [&] { return static_cast<std::int32_t>(engine() % (600U * 64U)); });
+    std::ranges::generate(selection, [&] { return static_cast<std::int32_t>(engine() % (600U * 64U)); });
     pair.both([&](World& world) {
       world.begin(tick, positions);
       world.selection.write(selection);

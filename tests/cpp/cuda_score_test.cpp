@@ -20,8 +20,7 @@ Inputs random_inputs(const World& world, unsigned seed) {
           normal_floats(rows * heads, seed + 1)};
 }
 
-/// Fills the index cache of all blocks through append, 64 tokens at a time would be slow: writes
-/// encoded keys of one world to the other.
+/// Random keys, already encoded, in all blocks of both worlds.
 void fill_keys(Pair& pair, unsigned seed) {
   std::mt19937 engine(seed);
   std::vector<std::byte> keys(pair.cpu.index_keys.size());
@@ -75,8 +74,7 @@ void expect_close(const World& cpu, const World& gpu, const std::vector<std::int
   }
   for (std::size_t i = 0; i < expected.size(); ++i) {
     if (static_cast<std::int32_t>(i % stride) <= positions[i / stride]) {
-      ASSERT_NEAR(got[i], expected[i], 2e-6F * largest)
-          << "row " << i / stride << " token " << i % stride;
+      ASSERT_NEAR(got[i], expected[i], 2e-6F * largest) << "row " << i / stride << " token " << i % stride;
     } else {
       ASSERT_TRUE(std::isinf(got[i])) << "row " << i / stride << " token " << i % stride;
     }
@@ -93,8 +91,7 @@ TEST_F(CudaScore, AgreesWithTheCpuAtAllLengths) {
       Pair pair(shape, sizes);
       fill_keys(pair, 20);
       const Inputs inputs = random_inputs(pair.cpu, 21);
-      const std::vector<std::int32_t> positions = {0,   1,   62,    63,  64, 255,
-                                                   256, 300, kNone, 511, 639};
+      const std::vector<std::int32_t> positions = {0, 1, 62, 63, 64, 255, 256, 300, kNone, 511, 639};
       pair.both([&](World& world) {
         world.begin(1, positions);
         score(world, inputs, world.all_rows());
@@ -118,8 +115,7 @@ TEST_F(CudaScore, QueryRowsOfASessionAndPartsOfAPass) {
   score(pair.gpu, inputs, {.first = 6, .count = 3, .tick_offset = 0});
   const auto part = pair.gpu.scores.read();
   for (std::size_t row = 0; row < 3; ++row) {
-    EXPECT_EQ(std::memcmp(part.data() + row * stride, whole.data() + (6 + row) * stride,
-                          (127 + row) * sizeof(float)),
+    EXPECT_EQ(std::memcmp(part.data() + row * stride, whole.data() + (6 + row) * stride, (127 + row) * sizeof(float)),
               0);
   }
 }
@@ -136,17 +132,14 @@ TEST_F(CudaScore, BitsDependOnQueryAndKeyAlone) {
   for (std::size_t block = 0; block < keys.size() / block_bytes; ++block) {
     for (std::size_t token = 0; token < 64; ++token) {
       std::memcpy(keys.data() + block * block_bytes + token * dim, keys.data(), dim);
-      std::memcpy(keys.data() + block * block_bytes + 64 * dim + token * 4, keys.data() + 64 * dim,
-                  4);
+      std::memcpy(keys.data() + block * block_bytes + 64 * dim + token * 4, keys.data() + 64 * dim, 4);
     }
   }
   pair.gpu.index_keys.write(keys);
   Inputs inputs = random_inputs(pair.gpu, 25);
   for (std::size_t row = 1; row < 6; ++row) {
-    std::copy_n(inputs.queries.begin(), 8 * dim,
-                inputs.queries.begin() + static_cast<std::ptrdiff_t>(row * 8 * dim));
-    std::copy_n(inputs.weights.begin(), 8,
-                inputs.weights.begin() + static_cast<std::ptrdiff_t>(row * 8));
+    std::copy_n(inputs.queries.begin(), 8 * dim, inputs.queries.begin() + static_cast<std::ptrdiff_t>(row * 8 * dim));
+    std::copy_n(inputs.weights.begin(), 8, inputs.weights.begin() + static_cast<std::ptrdiff_t>(row * 8));
   }
   pair.gpu.begin(1, {10, 511, 64, 200, 0, 350});
   score(pair.gpu, inputs, pair.gpu.all_rows());

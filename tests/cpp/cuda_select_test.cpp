@@ -9,8 +9,7 @@ namespace {
 
 using CudaSelect = CudaTest;
 
-void expect_same(Pair& pair, const std::vector<std::int32_t>& positions,
-                 const std::vector<float>& scores) {
+void expect_same(Pair& pair, const std::vector<std::int32_t>& positions, const std::vector<float>& scores) {
   pair.both([&](World& world) {
     world.begin(1, positions);
     world.scores.write(scores);
@@ -37,8 +36,7 @@ float score_of(int kind, std::mt19937& engine) {
     case 2:
       return 1.0F + 0.245F * static_cast<float>(engine() % 4096) / 4096.0F;  // one coarse bin
     case 3:
-      return std::bit_cast<float>(
-          static_cast<std::uint32_t>(engine()));  // anything, NaN and inf too
+      return std::bit_cast<float>(static_cast<std::uint32_t>(engine()));  // anything, NaN and inf too
     case 4:
       return engine() % 2 == 0 ? 0.0F : -0.0F;
     case 5:
@@ -46,8 +44,7 @@ float score_of(int kind, std::mt19937& engine) {
     case 6:
       return 1e6F * normal(engine);
     case 7:
-      return std::bit_cast<float>(
-          static_cast<std::uint32_t>(0x3F800000U + engine() % 3U));  // neighbouring floats
+      return std::bit_cast<float>(static_cast<std::uint32_t>(0x3F800000U + engine() % 3U));  // neighbouring floats
     default:
       return std::numeric_limits<float>::quiet_NaN();
   }
@@ -59,8 +56,7 @@ TEST_F(CudaSelect, SelectsLikeTheCpu) {
     const Sizes sizes{.batch = 10, .table_stride = 20};
     Pair pair(shape, sizes);
     std::mt19937 engine(static_cast<unsigned>(k));
-    const std::vector<std::int32_t> positions = {kNone, 0,   k - 2, k - 1, k,
-                                                 255,   256, 1023,  1024,  1279};
+    const std::vector<std::int32_t> positions = {kNone, 0, k - 2, k - 1, k, 255, 256, 1023, 1024, 1279};
     for (int kind = 0; kind < 9; ++kind) {
       std::vector<float> scores(10 * static_cast<std::size_t>(sizes.score_stride()));
       std::ranges::generate(scores, [&] { return score_of(kind, engine); });

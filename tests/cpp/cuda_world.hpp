@@ -27,8 +27,7 @@ template <typename T>
 class DeviceArray {
  public:
   DeviceArray(Backend& backend, const std::vector<T>& values)
-      : backend_(&backend),
-        buffer_(backend.device_memory(), values.size() * sizeof(T), "test array") {
+      : backend_(&backend), buffer_(backend.device_memory(), values.size() * sizeof(T), "test array") {
     write(values);
   }
 
@@ -54,16 +53,13 @@ struct Sizes {
   std::int32_t query_rows = 1;
   std::int32_t table_stride = 4;  ///< blocks of a session
   std::int32_t splits = 4;
-  std::int64_t score_stride() const {
-    return static_cast<std::int64_t>(table_stride) * kTokensPerBlock;
-  }
+  std::int64_t score_stride() const { return static_cast<std::int64_t>(table_stride) * kTokensPerBlock; }
   std::int32_t rows() const { return batch * query_rows; }
   /// Every other block of the pool belongs to a session.
   std::int32_t host_blocks() const { return 2 * batch * table_stride; }
 };
 
-inline ShapeView shape_of(RowFormat rows, IndexKeyFormat keys = IndexKeyFormat::fp8,
-                          std::int32_t top_k = 16) {
+inline ShapeView shape_of(RowFormat rows, IndexKeyFormat keys = IndexKeyFormat::fp8, std::int32_t top_k = 16) {
   const bool small = rows == RowFormat::fp32 || rows == RowFormat::raw;
   return {.index_heads = 8,
           .index_dim = 48,
@@ -98,8 +94,8 @@ class World {
       : backend(backend_),
         shape(shape_),
         sizes(sizes_),
-        slab(backend.host_memory(),
-             static_cast<std::size_t>(host_rows() * (row_bytes_of(shape) + kHostPadding)), "slab"),
+        slab(backend.host_memory(), static_cast<std::size_t>(host_rows() * (row_bytes_of(shape) + kHostPadding)),
+             "slab"),
         pool(backend, bytes(static_cast<std::int64_t>(sizes.slots) * row_bytes_of(shape))),
         index_keys(backend, bytes(sizes.host_blocks() * index_block_bytes())),
         slot_of(backend, none(host_rows())),
@@ -108,9 +104,8 @@ class World {
         replacement(backend, std::vector<std::int32_t>(sizeof(ReplacementState) / 4, 0)),
         counters(backend, std::vector<std::int64_t>(sizeof(LayerCounters) / 8, 0)),
         control(backend, none(control_words())),
-        scores(backend,
-               std::vector<float>(static_cast<std::size_t>(sizes.rows() * sizes.score_stride()),
-                                  std::numeric_limits<float>::infinity())),
+        scores(backend, std::vector<float>(static_cast<std::size_t>(sizes.rows() * sizes.score_stride()),
+                                           std::numeric_limits<float>::infinity())),
         selection(backend, std::vector<std::int32_t>(entries(), 1 << 30)),
         kth_score(backend, std::vector<float>(static_cast<std::size_t>(sizes.rows()), NAN)),
         slots(backend, std::vector<std::int32_t>(entries(), 1 << 30)) {
@@ -124,17 +119,12 @@ class World {
                      .splits = sizes.splits});
   }
 
-  std::int64_t host_rows() const {
-    return static_cast<std::int64_t>(sizes.host_blocks()) * kTokensPerBlock;
-  }
+  std::int64_t host_rows() const { return static_cast<std::int64_t>(sizes.host_blocks()) * kTokensPerBlock; }
   std::int64_t index_block_bytes() const {
     const std::int64_t elements = static_cast<std::int64_t>(kTokensPerBlock) * shape.index_dim;
-    return shape.index_key_format == IndexKeyFormat::fp8 ? elements + 4 * kTokensPerBlock
-                                                         : 4 * elements;
+    return shape.index_key_format == IndexKeyFormat::fp8 ? elements + 4 * kTokensPerBlock : 4 * elements;
   }
-  std::size_t entries() const {
-    return static_cast<std::size_t>(sizes.rows()) * static_cast<std::size_t>(shape.top_k);
-  }
+  std::size_t entries() const { return static_cast<std::size_t>(sizes.rows()) * static_cast<std::size_t>(shape.top_k); }
 
   LayerView layer() {
     return {.pool = pool.data(),
@@ -172,8 +162,7 @@ class World {
     std::ranges::copy(positions, words.begin() + 4);
     for (std::int32_t row = 0; row < sizes.rows(); ++row) {
       const bool padding = positions[static_cast<std::size_t>(row)] == kNone;
-      words[static_cast<std::size_t>(4 + sizes.rows() + row)] =
-          padding ? kNone : row / sizes.query_rows;
+      words[static_cast<std::size_t>(4 + sizes.rows() + row)] = padding ? kNone : row / sizes.query_rows;
     }
     for (std::int32_t i = 0; i < sizes.batch * sizes.table_stride; ++i) {
       words[static_cast<std::size_t>(4 + 2 * sizes.rows() + i)] = 2 * i + 1;
@@ -182,8 +171,7 @@ class World {
   }
 
   template <typename T, typename U>
-  void append(const DeviceArray<T>& kv, DType kv_dtype, const DeviceArray<U>& keys,
-              DType keys_dtype, bool to_slots) {
+  void append(const DeviceArray<T>& kv, DType kv_dtype, const DeviceArray<U>& keys, DType keys_dtype, bool to_slots) {
     backend.append({.layer = layer(),
                     .step = step(),
                     .shape = shape,
@@ -203,13 +191,12 @@ class World {
                     .kth_score = kth_score.data()});
   }
   void recall(BlockView block) {
-    backend.recall(
-        {.layer = layer(),
-         .step = step(),
-         .block = block,
-         .shape = shape,
-         .selection = selection.data() + static_cast<std::int64_t>(block.first) * shape.top_k,
-         .slots = slots.data()});
+    backend.recall({.layer = layer(),
+                    .step = step(),
+                    .block = block,
+                    .shape = shape,
+                    .selection = selection.data() + static_cast<std::int64_t>(block.first) * shape.top_k,
+                    .slots = slots.data()});
   }
 
   /// Everything an append, a recall or a release may change, for comparison.

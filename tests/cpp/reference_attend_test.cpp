@@ -16,8 +16,7 @@ namespace {
 struct Attended {
   Attended(RowFormat format, std::int32_t rows, std::int32_t top_k, std::int32_t slots = 200)
       : world(small_shape(format, IndexKeyFormat::fp32, top_k), {.slots = slots, .batch = rows}),
-        queries(
-            normal_floats(static_cast<std::size_t>(rows * world.shape.query_heads * row_dim()), 5)),
+        queries(normal_floats(static_cast<std::size_t>(rows * world.shape.query_heads * row_dim()), 5)),
         selected(static_cast<std::size_t>(rows * top_k), kNone) {
     const auto values = normal_floats(static_cast<std::size_t>(slots * row_dim()), 6);
     for (std::int32_t slot = 0; slot < slots; ++slot) {
@@ -26,33 +25,27 @@ struct Attended {
     std::mt19937 engine(7);
     for (std::size_t i = 0; i < selected.size(); ++i) {
       const bool skipped = i % 5 == 3;
-      selected[i] =
-          skipped ? kNone : static_cast<std::int32_t>(engine() % static_cast<unsigned>(slots));
+      selected[i] = skipped ? kNone : static_cast<std::int32_t>(engine() % static_cast<unsigned>(slots));
     }
   }
 
   std::int32_t row_dim() const { return world.shape.latent_dim + world.shape.rope_dim; }
-  std::byte* row(std::int32_t slot) {
-    return row_address(world.pool.data(), slot, row_bytes_of(world.shape));
-  }
+  std::byte* row(std::int32_t slot) { return row_address(world.pool.data(), slot, row_bytes_of(world.shape)); }
   std::size_t out_size() const {
-    return world.positions.size() *
-           static_cast<std::size_t>(world.shape.query_heads * world.shape.latent_dim);
+    return world.positions.size() * static_cast<std::size_t>(world.shape.query_heads * world.shape.latent_dim);
   }
 
-  void run(CpuBackend& backend, void* out, DType out_dtype, const void* q, DType q_dtype,
-           BlockView block) {
-    backend.attend(
-        {.layer = world.layer(),
-         .block = block,
-         .shape = world.shape,
-         .q = q,
-         .q_dtype = q_dtype,
-         .scale = scale,
-         .slots = selected.data() + static_cast<std::ptrdiff_t>(block.first) * world.shape.top_k,
-         .out = out,
-         .out_dtype = out_dtype,
-         .splits = 4});
+  void run(CpuBackend& backend, void* out, DType out_dtype, const void* q, DType q_dtype, BlockView block) {
+    backend.attend({.layer = world.layer(),
+                    .block = block,
+                    .shape = world.shape,
+                    .q = q,
+                    .q_dtype = q_dtype,
+                    .scale = scale,
+                    .slots = selected.data() + static_cast<std::ptrdiff_t>(block.first) * world.shape.top_k,
+                    .out = out,
+                    .out_dtype = out_dtype,
+                    .splits = 4});
   }
   std::vector<float> run(std::int64_t threads = 1, SimdLevel level = SimdLevel::base) {
     CpuBackend backend(threads, level);
@@ -108,8 +101,7 @@ TEST_P(Attend, AgreesWithDouble) {
       for (std::int32_t head = 0; head < attended.world.shape.query_heads; ++head) {
         const std::vector<double> expected = attended.expected(query, head);
         for (std::size_t d = 0; d < latent; ++d, ++at) {
-          ASSERT_NEAR(out[at], expected[d], 2e-5)
-              << top_k << " " << query << " " << head << " " << d;
+          ASSERT_NEAR(out[at], expected[d], 2e-5) << top_k << " " << query << " " << head << " " << d;
           ASSERT_TRUE(query != 1 || out[at] == 0.0F);
         }
       }
@@ -126,8 +118,7 @@ TEST_P(Attend, SameBitsWithAnyThreadsVectorsAndBatch) {
       CpuBackend backend(threads, level);
       std::vector<float> alone(out.size());
       for (std::int32_t row = 0; row < 5; ++row) {  // heads are divided among threads here
-        attended.run(backend, alone.data(), DType::f32, attended.queries.data(), DType::f32,
-                     {row, 1, 0});
+        attended.run(backend, alone.data(), DType::f32, attended.queries.data(), DType::f32, {row, 1, 0});
       }
       EXPECT_TRUE(same_bits(alone, out));
     }
@@ -149,8 +140,7 @@ TEST_P(Attend, UnusedSlotsAreNeverRead) {
   const std::vector<float> out = attended.run();
   for (std::int32_t slot = 0; slot < attended.world.sizes.slots; ++slot) {
     if (std::ranges::count(attended.selected, slot) == 0) {
-      std::memset(attended.row(slot), 0xFF,
-                  static_cast<std::size_t>(row_bytes_of(attended.world.shape)));
+      std::memset(attended.row(slot), 0xFF, static_cast<std::size_t>(row_bytes_of(attended.world.shape)));
     }
   }
   EXPECT_TRUE(same_bits(attended.run(), out));
@@ -166,8 +156,7 @@ TEST_P(Attend, Bf16QueriesAndOutputs) {
   const std::vector<float> wide = attended.run();
   std::vector<std::uint16_t> out(attended.out_size());
   CpuBackend backend(1);
-  attended.run(backend, out.data(), DType::bf16, halves.data(), DType::bf16,
-               attended.world.all_rows());
+  attended.run(backend, out.data(), DType::bf16, halves.data(), DType::bf16, attended.world.all_rows());
   std::size_t differing = 0;
   for (std::size_t i = 0; i < out.size(); ++i) {
     differing += out[i] != to_bf16(wide[i]) ? 1U : 0U;
@@ -183,9 +172,7 @@ TEST_P(Attend, LargeLogitsDoNotOverflow) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, Attend,
-                         ::testing::Values(RowFormat::fp8_656, RowFormat::bf16_1152,
-                                           RowFormat::fp32),
+INSTANTIATE_TEST_SUITE_P(Rows, Attend, ::testing::Values(RowFormat::fp8_656, RowFormat::bf16_1152, RowFormat::fp32),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 
 TEST(AttendRefusals, RawRowsAndSlotsThatAreNotThere) {

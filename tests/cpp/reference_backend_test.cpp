@@ -24,8 +24,7 @@ TEST(CpuBackend, MemoryIsAlignedAndRefusedWhereThereIsNone) {
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % 256, 0U);
       EXPECT_EQ(buffer.device(), buffer.data());
     }
-    for (const std::size_t bytes :
-         {std::numeric_limits<std::size_t>::max(), std::size_t{1} << 63}) {
+    for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(), std::size_t{1} << 63}) {
       try {
         memory->allocate(bytes, "slots");
         FAIL();

@@ -15,19 +15,15 @@ namespace echo::reference_test {
 inline constexpr std::int32_t kTopK = 8;
 
 /// Bytes that tell rows and their versions apart.
-inline std::vector<std::byte> row_pattern(std::int32_t host_row, std::int32_t version,
-                                          std::size_t bytes) {
+inline std::vector<std::byte> row_pattern(std::int32_t host_row, std::int32_t version, std::size_t bytes) {
   std::vector<std::byte> row(bytes);
   for (std::size_t i = 0; i < bytes; ++i) {
-    row[i] =
-        static_cast<std::byte>(static_cast<std::size_t>(host_row * 131 + version * 17) + i * 7);
+    row[i] = static_cast<std::byte>(static_cast<std::size_t>(host_row * 131 + version * 17) + i * 7);
   }
   return row;
 }
 
-inline bool equal(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return std::ranges::equal(a, b);
-}
+inline bool equal(std::span<const std::byte> a, std::span<const std::byte> b) { return std::ranges::equal(a, b); }
 
 /// A raw-row layer with verbs, each checked for the invariants afterwards.
 class Cache {
@@ -81,10 +77,8 @@ class Cache {
 
   std::int32_t host_row_of_pass(std::size_t row) const {
     const std::int32_t position = world.positions[row];
-    return position == kNone
-               ? kNone
-               : world.host_row_at(static_cast<std::int32_t>(row) / world.sizes.query_rows,
-                                   position);
+    return position == kNone ? kNone
+                             : world.host_row_at(static_cast<std::int32_t>(row) / world.sizes.query_rows, position);
   }
 
   /// Maps are inverse, stamps and counts fit them, the histogram equals a recount.

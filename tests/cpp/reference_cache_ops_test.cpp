@@ -43,8 +43,7 @@ TEST(CacheOps, VictimsAreAmongTheOldest) {
     ops.begin(1 + row);
     ops.allocate({&row, 1});
   }
-  for (std::int32_t row = 0; row < slots / 2;
-       ++row) {  // the hand points at slots that are used again
+  for (std::int32_t row = 0; row < slots / 2; ++row) {  // the hand points at slots that are used again
     ops.begin(1 + slots + row);
     ops.protect(ops.lookup(row));
   }
@@ -113,12 +112,8 @@ TEST(CacheOps, SkippedTicksAgeSlots) {
 /// which version of each row was written last.
 void run_random(std::int64_t threads, std::uint32_t seed, std::vector<std::int32_t>& trace) {
   std::mt19937 engine(seed);
-  const auto pick = [&](std::int32_t n) {
-    return static_cast<std::int32_t>(engine() % static_cast<unsigned>(n));
-  };
-  Cache cache(
-      {.slots = 3 * 2 * (kTopK + 1) + pick(40), .host_blocks = 12, .batch = 3, .query_rows = 2},
-      threads);
+  const auto pick = [&](std::int32_t n) { return static_cast<std::int32_t>(engine() % static_cast<unsigned>(n)); };
+  Cache cache({.slots = 3 * 2 * (kTopK + 1) + pick(40), .host_blocks = 12, .batch = 3, .query_rows = 2}, threads);
   World& world = cache.world;
   std::map<std::int32_t, std::int32_t> versions;  // host row -> version
   std::vector<std::int32_t> lengths(3, 0);
@@ -136,8 +131,7 @@ void run_random(std::int64_t threads, std::uint32_t seed, std::vector<std::int32
         lengths[entry] = 0;
       }
       for (std::int32_t i = 0; i < 2; ++i) {
-        world.positions[entry * 2 + static_cast<std::size_t>(i)] =
-            active ? lengths[entry] + i : kNone;
+        world.positions[entry * 2 + static_cast<std::size_t>(i)] = active ? lengths[entry] + i : kNone;
       }
       lengths[entry] += active ? 2 : 0;
     }
@@ -158,8 +152,7 @@ void run_random(std::int64_t threads, std::uint32_t seed, std::vector<std::int32
       ASSERT_EQ(slots[i] == kNone, selection[i] == kNone);
       if (slots[i] != kNone) {
         // Nothing that this tick uses was evicted, and the bytes are the last that were written.
-        const std::int32_t row =
-            world.host_row_at(static_cast<std::int32_t>(i) / (2 * kTopK), selection[i]);
+        const std::int32_t row = world.host_row_at(static_cast<std::int32_t>(i) / (2 * kTopK), selection[i]);
         ASSERT_EQ(world.slot_of[static_cast<std::size_t>(row)], slots[i]);
         ASSERT_EQ(world.stamp[static_cast<std::size_t>(slots[i])], world.tick);
         ASSERT_TRUE(equal(world.slot_bytes(slots[i]), row_pattern(row, versions.at(row), 48)));
@@ -167,8 +160,7 @@ void run_random(std::int64_t threads, std::uint32_t seed, std::vector<std::int32
     }
     trace.insert(trace.end(), slots.begin(), slots.end());
   }
-  for (const std::int64_t count :
-       {world.counters.hits, world.counters.misses, world.counters.evictions}) {
+  for (const std::int64_t count : {world.counters.hits, world.counters.misses, world.counters.evictions}) {
     EXPECT_GT(count, 0);
     trace.push_back(static_cast<std::int32_t>(count));
   }

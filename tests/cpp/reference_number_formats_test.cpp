@@ -24,8 +24,7 @@ double e4m3_value(int code) {
   if (exponent == 15 && mantissa == 7) {
     return std::nan("");
   }
-  return sign *
-         (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
+  return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
 }
 
 /// The nearest code by search over all of them, ties to the even code.
@@ -95,8 +94,7 @@ TEST(NumberFormats, Bf16RoundsAllValuesAroundTies) {
     }
     for (const std::uint32_t lower : {0x0000U, 0x0001U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU}) {
       const bool up = lower > 0x8000U || (lower == 0x8000U && upper % 2 == 1);
-      EXPECT_EQ(to_bf16(float_of(upper << 16 | lower)), upper + (up ? 1U : 0U))
-          << upper << " " << lower;
+      EXPECT_EQ(to_bf16(float_of(upper << 16 | lower)), upper + (up ? 1U : 0U)) << upper << " " << lower;
     }
     EXPECT_EQ(bits_of(from_bf16(static_cast<std::uint16_t>(upper))), upper << 16);
   }
@@ -106,8 +104,7 @@ TEST(NumberFormats, Bf16KeepsInfinitiesAndNan) {
   EXPECT_EQ(to_bf16(kInf), 0x7F80);
   EXPECT_EQ(to_bf16(-kInf), 0xFF80);
   EXPECT_EQ(to_bf16(std::numeric_limits<float>::max()), 0x7F80);
-  for (const std::uint32_t bits :
-       {0x7F800001U, 0x7FC00000U, 0x7FFFFFFFU, 0xFF800001U, 0xFFFFFFFFU}) {
+  for (const std::uint32_t bits : {0x7F800001U, 0x7FC00000U, 0x7FFFFFFFU, 0xFF800001U, 0xFFFFFFFFU}) {
     EXPECT_TRUE(std::isnan(from_bf16(to_bf16(float_of(bits))))) << bits;
   }
 }
@@ -143,9 +140,8 @@ TEST(NumberFormats, GroupScaleIgnoresNan) {
 }
 
 TEST(NumberFormats, OrderedKeyOrdersAllKinds) {
-  const float ascending[] = {
-      kQuietNan, -kInf, -std::numeric_limits<float>::max(), -1.0F, -1e-40F, 0.0F,
-      1e-40F,    1.0F,  std::numeric_limits<float>::max(),  kInf};
+  const float ascending[] = {kQuietNan, -kInf, -std::numeric_limits<float>::max(), -1.0F, -1e-40F, 0.0F,
+                             1e-40F,    1.0F,  std::numeric_limits<float>::max(),  kInf};
   for (std::size_t i = 1; i < std::size(ascending); ++i) {
     EXPECT_LT(ordered_key(ascending[i - 1]), ordered_key(ascending[i])) << i;
   }

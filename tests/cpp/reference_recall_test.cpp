@@ -83,8 +83,7 @@ TEST(Append, WritesHostRowSlotAndIndexKey) {
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152, RowFormat::fp32}) {
     World world(small_shape(format, IndexKeyFormat::fp8), {.batch = 2, .query_rows = 2});
     world.positions = {63, 64, kNone, kNone};
-    const auto kv = normal_floats(
-        4 * static_cast<std::size_t>(world.shape.latent_dim + world.shape.rope_dim), 1);
+    const auto kv = normal_floats(4 * static_cast<std::size_t>(world.shape.latent_dim + world.shape.rope_dim), 1);
     const auto keys = normal_floats(4 * static_cast<std::size_t>(world.shape.index_dim), 2);
     const AppendParams params{.layer = world.layer(),
                               .step = world.step(),
@@ -172,8 +171,7 @@ TEST(Recall, BlocksOfOnePassHaveTicksOfTheirOwn) {
       selection[static_cast<std::size_t>(j)] = block * 50 + j;
     }
     const auto slots = cache.recall(selection, {.first = block, .count = 1, .tick_offset = block});
-    EXPECT_EQ(std::set<std::int32_t>(slots.begin(), slots.end()).size(),
-              static_cast<std::size_t>(kTopK));
+    EXPECT_EQ(std::set<std::int32_t>(slots.begin(), slots.end()).size(), static_cast<std::size_t>(kTopK));
   }
 }
 

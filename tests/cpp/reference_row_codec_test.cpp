@@ -54,8 +54,7 @@ void check_fp8_group(const float* values, const std::byte* codes, float scale) {
 TEST(RowCodec, Fp8RowHasTheLayoutOf656Bytes) {
   std::vector<float> values = normal_floats(576, 1);
   for (int i = 0; i < 512; ++i) {
-    values[static_cast<std::size_t>(i)] *=
-        std::ldexp(1.0F, 5 * (i / 128) - 7);  // groups of different size
+    values[static_cast<std::size_t>(i)] *= std::ldexp(1.0F, 5 * (i / 128) - 7);  // groups of different size
   }
   const std::vector<std::byte> row = encoded(values, RowFormat::fp8_656);
   ASSERT_EQ(row.size(), 656U);
@@ -80,8 +79,7 @@ TEST(RowCodec, Fp8RowHasTheLayoutOf656Bytes) {
 TEST(RowCodec, EncodingWhatWasDecodedChangesNothing) {
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152, RowFormat::fp32}) {
     const ShapeView shape = shape_of(format);
-    const auto row = encoded(
-        normal_floats(static_cast<std::size_t>(shape.latent_dim + shape.rope_dim), 2), format);
+    const auto row = encoded(normal_floats(static_cast<std::size_t>(shape.latent_dim + shape.rope_dim), 2), format);
     EXPECT_TRUE(same_bits(encoded(decoded(row, format), format), row)) << to_string(format);
   }
 }
@@ -102,8 +100,7 @@ TEST(RowCodec, ZeroAndNanGroups) {
 
 TEST(RowCodec, Bf16AndFp32Rows) {
   const std::vector<float> values = normal_floats(576, 3);
-  const std::vector<float> bf16 =
-      decoded(encoded(values, RowFormat::bf16_1152), RowFormat::bf16_1152);
+  const std::vector<float> bf16 = decoded(encoded(values, RowFormat::bf16_1152), RowFormat::bf16_1152);
   for (std::size_t i = 0; i < values.size(); ++i) {
     EXPECT_EQ(bf16[i], from_bf16(to_bf16(values[i])));
   }

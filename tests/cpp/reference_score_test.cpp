@@ -33,8 +33,7 @@ struct Scored {
   void encode_key(std::size_t row) {
     const auto dim = static_cast<std::size_t>(world.shape.index_dim);
     float* key = keys.data() + row * dim;
-    std::byte* block =
-        world.index_keys.data() + row / 64 * static_cast<std::size_t>(world.index_block_bytes());
+    std::byte* block = world.index_keys.data() + row / 64 * static_cast<std::size_t>(world.index_block_bytes());
     if (world.shape.index_key_format == IndexKeyFormat::fp32) {
       std::memcpy(block + row % 64 * dim * 4, key, dim * 4);
       return;
@@ -74,8 +73,7 @@ struct Scored {
   std::vector<float> run() { return run(1, SimdLevel::base, world.all_rows()); }
   /// Not a multiple of 64, and no larger than the longest row needs.
   std::size_t stride() const {
-    return static_cast<std::size_t>(
-        1 + *std::max_element(world.positions.begin(), world.positions.end()));
+    return static_cast<std::size_t>(1 + *std::max_element(world.positions.begin(), world.positions.end()));
   }
 
   /// In double; the query of each head quantised where keys are.
@@ -83,13 +81,11 @@ struct Scored {
     const auto heads = static_cast<std::size_t>(world.shape.index_heads);
     const auto dim = static_cast<std::size_t>(world.shape.index_dim);
     const auto entry = static_cast<std::int32_t>(row) / world.sizes.query_rows;
-    const float* key =
-        keys.data() + static_cast<std::size_t>(world.host_row_at(entry, position)) * dim;
+    const float* key = keys.data() + static_cast<std::size_t>(world.host_row_at(entry, position)) * dim;
     double score = 0.0;
     for (std::size_t h = 0; h < heads; ++h) {
-      std::vector<float> query(
-          queries.begin() + static_cast<std::ptrdiff_t>((row * heads + h) * dim),
-          queries.begin() + static_cast<std::ptrdiff_t>((row * heads + h + 1) * dim));
+      std::vector<float> query(queries.begin() + static_cast<std::ptrdiff_t>((row * heads + h) * dim),
+                               queries.begin() + static_cast<std::ptrdiff_t>((row * heads + h + 1) * dim));
       if (world.shape.index_key_format == IndexKeyFormat::fp8) {
         quantise(query.data(), dim);
       }
@@ -141,15 +137,13 @@ TEST_P(Score, SameBitsOnEveryInstructionSetAndThreadCount) {
 }
 
 TEST_P(Score, SameBitsWhateverTheBlockOfRows) {
-  Scored scored(GetParam(), {.host_blocks = 12, .batch = 1, .query_rows = 6},
-                {100, 101, 102, 103, 104, 105});
+  Scored scored(GetParam(), {.host_blocks = 12, .batch = 1, .query_rows = 6}, {100, 101, 102, 103, 104, 105});
   const std::vector<float> scores = scored.run();
   for (std::int32_t row = 0; row < 6; ++row) {
     const std::vector<float> alone = scored.run(2, usable_simd_levels().back(), {row, 1, 0});
     for (std::int32_t s = 0; s <= scored.world.positions[static_cast<std::size_t>(row)]; ++s) {
-      EXPECT_EQ(
-          alone[static_cast<std::size_t>(s)],
-          scores[static_cast<std::size_t>(row) * scored.stride() + static_cast<std::size_t>(s)]);
+      EXPECT_EQ(alone[static_cast<std::size_t>(s)],
+                scores[static_cast<std::size_t>(row) * scored.stride() + static_cast<std::size_t>(s)]);
     }
   }
 }
@@ -158,8 +152,7 @@ TEST_P(Score, SameKeySameBitsAnywhereInABlock) {
   Scored scored(GetParam(), {.host_blocks = 4}, {255});
   const auto dim = static_cast<std::ptrdiff_t>(scored.world.shape.index_dim);
   for (std::size_t row = 1; row < 256; ++row) {
-    std::copy_n(scored.keys.begin(), dim,
-                scored.keys.begin() + static_cast<std::ptrdiff_t>(row) * dim);
+    std::copy_n(scored.keys.begin(), dim, scored.keys.begin() + static_cast<std::ptrdiff_t>(row) * dim);
     scored.encode_key(row);
   }
   for (const SimdLevel level : usable_simd_levels()) {
@@ -193,8 +186,7 @@ TEST_P(Score, Bf16QueriesAreTheirFloats) {
 TEST_P(Score, NanKeysGiveNanScores) {
   Scored scored(GetParam(), {}, {70});
   const auto row = static_cast<std::size_t>(scored.world.host_row_at(0, 5));
-  scored.keys[row * static_cast<std::size_t>(scored.world.shape.index_dim)] =
-      std::numeric_limits<float>::quiet_NaN();
+  scored.keys[row * static_cast<std::size_t>(scored.world.shape.index_dim)] = std::numeric_limits<float>::quiet_NaN();
   scored.encode_key(row);
   const std::vector<float> scores = scored.run();
   for (std::size_t s = 0; s < scores.size(); ++s) {

@@ -20,8 +20,7 @@ struct Selected {
 };
 
 /// Rows of the given scores, each of its own length; what lies behind is poisoned with +inf.
-Selected run_select(const std::vector<std::vector<float>>& rows, std::int32_t k,
-                    std::int64_t threads) {
+Selected run_select(const std::vector<std::vector<float>>& rows, std::int32_t k, std::int64_t threads) {
   std::size_t longest = 0;
   for (const auto& row : rows) {
     longest = std::max(longest, row.size());
@@ -29,18 +28,14 @@ Selected run_select(const std::vector<std::vector<float>>& rows, std::int32_t k,
   const std::size_t stride = longest + 3;
   const auto count = static_cast<std::int32_t>(rows.size());
   World world(small_shape(RowFormat::fp32, IndexKeyFormat::fp32, k),
-              {.host_blocks = 1,
-               .batch = count,
-               .table_stride = static_cast<std::int32_t>(stride / 64 + 1)});
+              {.host_blocks = 1, .batch = count, .table_stride = static_cast<std::int32_t>(stride / 64 + 1)});
   std::vector<float> scores(stride * rows.size(), kInf);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     world.positions[i] = static_cast<std::int32_t>(rows[i].size()) - 1;
-    std::copy(rows[i].begin(), rows[i].end(),
-              scores.begin() + static_cast<std::ptrdiff_t>(i * stride));
+    std::copy(rows[i].begin(), rows[i].end(), scores.begin() + static_cast<std::ptrdiff_t>(i * stride));
   }
-  Selected result{
-      .selection = std::vector<std::int32_t>(rows.size() * static_cast<std::size_t>(k), 1 << 30),
-      .kth_score = std::vector<float>(rows.size(), kUntouched)};
+  Selected result{.selection = std::vector<std::int32_t>(rows.size() * static_cast<std::size_t>(k), 1 << 30),
+                  .kth_score = std::vector<float>(rows.size(), kUntouched)};
   CpuBackend(threads).select({.step = world.step(),
                               .block = world.all_rows(),
                               .shape = world.shape,
@@ -63,8 +58,7 @@ Selected by_sorting(const std::vector<std::vector<float>>& rows, std::int32_t k)
       return std::isnan(y) ? !std::isnan(x) : x > y;
     });
     const auto wanted = static_cast<std::size_t>(k);
-    result.kth_score.push_back(
-        order.size() < wanted ? kUntouched : row[static_cast<std::size_t>(order[wanted - 1])]);
+    result.kth_score.push_back(order.size() < wanted ? kUntouched : row[static_cast<std::size_t>(order[wanted - 1])]);
     order.resize(std::min(order.size(), wanted));
     std::sort(order.begin(), order.end());
     order.resize(wanted, kNone);
@@ -88,8 +82,7 @@ void expect_as_sorted(const std::vector<std::vector<float>>& rows, std::int32_t 
   }
 }
 
-std::vector<float> filled(std::size_t length,
-                          const std::function<float(std::size_t, std::mt19937&)>& value) {
+std::vector<float> filled(std::size_t length, const std::function<float(std::size_t, std::mt19937&)>& value) {
   std::mt19937 engine(static_cast<unsigned>(length));
   std::vector<float> row(length);
   for (std::size_t i = 0; i < length; ++i) {
@@ -101,8 +94,7 @@ std::vector<float> filled(std::size_t length,
 TEST(Select, LengthsAroundTopK) {
   const std::int32_t k = 16;
   std::vector<std::vector<float>> rows;
-  for (const std::size_t length :
-       {0U, 1U, 2U, 15U, 16U, 17U, 63U, 64U, 65U, 127U, 128U, 1000U, 4096U}) {
+  for (const std::size_t length : {0U, 1U, 2U, 15U, 16U, 17U, 63U, 64U, 65U, 127U, 128U, 1000U, 4096U}) {
     rows.push_back(normal_floats(length, static_cast<unsigned>(length)));
   }
   expect_as_sorted(rows, k);
@@ -117,16 +109,12 @@ TEST(Select, TopKAtLaneBoundaries) {
 TEST(Select, AdversarialScores) {
   const std::size_t n = 2000;
   const auto uniform = [](float low, float high) {
-    return [=](std::size_t, std::mt19937& engine) {
-      return std::uniform_real_distribution<float>(low, high)(engine);
-    };
+    return [=](std::size_t, std::mt19937& engine) { return std::uniform_real_distribution<float>(low, high)(engine); };
   };
-  const std::vector<float> kinds = {kInf,  -kInf, kQuietNan, -kQuietNan, 0.0F,
-                                    -0.0F, 1.0F,  -1.0F,     1e-42F,     -1e-42F};
+  const std::vector<float> kinds = {kInf, -kInf, kQuietNan, -kQuietNan, 0.0F, -0.0F, 1.0F, -1.0F, 1e-42F, -1e-42F};
   const std::vector<std::vector<float>> rows = {
       filled(n, [](std::size_t, std::mt19937&) { return 0.25F; }),
-      filled(n, [](std::size_t i,
-                   std::mt19937&) { return i % 97 == 0 ? static_cast<float>(i) : 0.0F; }),
+      filled(n, [](std::size_t i, std::mt19937&) { return i % 97 == 0 ? static_cast<float>(i) : 0.0F; }),
       filled(n, [](std::size_t i, std::mt19937&) { return i % 2 == 0 ? 0.0F : -0.0F; }),
       filled(n, uniform(1.0F, 1.245F)),
       filled(n, uniform(-3e38F, 3e38F)),

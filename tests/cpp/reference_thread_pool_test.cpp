@@ -32,8 +32,7 @@ TEST(ThreadPool, CoversEveryIterationOnce) {
 TEST(ThreadPool, OneThreadRunsInline) {
   ThreadPool pool(1);
   const std::thread::id caller = std::this_thread::get_id();
-  pool.parallel_for(
-      100, [&](std::int64_t, std::int64_t) { EXPECT_EQ(std::this_thread::get_id(), caller); });
+  pool.parallel_for(100, [&](std::int64_t, std::int64_t) { EXPECT_EQ(std::this_thread::get_id(), caller); });
 }
 
 TEST(ThreadPool, ExceptionsReachTheCallerAndThePoolGoesOn) {

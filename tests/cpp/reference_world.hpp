@@ -56,8 +56,7 @@ class World {
       : shape(shape_),
         sizes(sizes_),
         pool(bytes(sizes.slots, row_bytes_of(shape)), std::byte{0xFF}),
-        slab(bytes(sizes.host_blocks * 64, row_bytes_of(shape) + sizes.padding_bytes),
-             std::byte{0xFF}),
+        slab(bytes(sizes.host_blocks * 64, row_bytes_of(shape) + sizes.padding_bytes), std::byte{0xFF}),
         index_keys(bytes(sizes.host_blocks, index_block_bytes()), std::byte{0xFF}),
         slot_of(bytes(sizes.host_blocks, 64), kNone),
         host_of(bytes(sizes.slots, 1), kNone),
@@ -68,8 +67,7 @@ class World {
         block_table(bytes(sizes.batch, sizes.table_stride), kNone) {
     // Neighbouring blocks of a session are not neighbours on the host.
     for (std::size_t i = 0; i < block_table.size(); ++i) {
-      block_table[i] =
-          static_cast<std::int32_t>((i * 5 + 1) % static_cast<std::size_t>(sizes.host_blocks));
+      block_table[i] = static_cast<std::int32_t>((i * 5 + 1) % static_cast<std::size_t>(sizes.host_blocks));
     }
   }
 
@@ -102,19 +100,16 @@ class World {
     return {.first = 0, .count = static_cast<std::int32_t>(positions.size()), .tick_offset = 0};
   }
   std::int32_t index_block_bytes() const {
-    return shape.index_key_format == IndexKeyFormat::fp8 ? 64 * (shape.index_dim + 4)
-                                                         : 64 * 4 * shape.index_dim;
+    return shape.index_key_format == IndexKeyFormat::fp8 ? 64 * (shape.index_dim + 4) : 64 * 4 * shape.index_dim;
   }
   std::int32_t host_row_at(std::int32_t entry, std::int32_t position) const {
     return host_row(block_table.data() + entry * sizes.table_stride, position);
   }
   std::span<const std::byte> slot_bytes(std::int32_t slot) {
-    return {row_address(pool.data(), slot, row_bytes_of(shape)),
-            static_cast<std::size_t>(row_bytes_of(shape))};
+    return {row_address(pool.data(), slot, row_bytes_of(shape)), static_cast<std::size_t>(row_bytes_of(shape))};
   }
   std::span<std::byte> host_bytes(std::int32_t row) {
-    return {row_address(slab.data(), row, layer().host_stride),
-            static_cast<std::size_t>(row_bytes_of(shape))};
+    return {row_address(slab.data(), row, layer().host_stride), static_cast<std::size_t>(row_bytes_of(shape))};
   }
 
   ShapeView shape;
@@ -134,9 +129,7 @@ class World {
   std::vector<std::int32_t> block_table;
 
  private:
-  static std::size_t bytes(std::int64_t count, std::int64_t each) {
-    return static_cast<std::size_t>(count * each);
-  }
+  static std::size_t bytes(std::int64_t count, std::int64_t each) { return static_cast<std::size_t>(count * each); }
 };
 
 inline std::vector<float> normal_floats(std::size_t count, unsigned seed, float spread = 1.0F) {
@@ -151,8 +144,7 @@ inline std::vector<float> normal_floats(std::size_t count, unsigned seed, float 
 
 template <typename T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 }  // namespace echo::reference_test

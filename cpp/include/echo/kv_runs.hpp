@@ -24,10 +24,10 @@ struct ECHO_API KvRuns {
   std::int64_t length = 0;  ///< tokens
   std::int64_t row_bytes = 0;
   std::int64_t index_block_bytes = 0;
-  bool writable = false;  ///< rows may be written to (begin_import), not only read (export_kv)
-  std::vector<std::vector<KvRun>> rows;             ///< [layers][runs]
-  std::vector<std::vector<std::byte>> index_keys;   ///< [layers][blocks x index_block_bytes]
-  std::vector<float> thresholds;                    ///< [layers], NaN where unknown
+  bool writable = false;                           ///< rows may be written to (begin_import), not only read (export_kv)
+  std::vector<std::vector<KvRun>> rows;            ///< [layers][runs]
+  std::vector<std::vector<std::byte>> index_keys;  ///< [layers][blocks x index_block_bytes]
+  std::vector<float> thresholds;                   ///< [layers], NaN where unknown
   std::shared_ptr<const void> keep_alive;
 };
 

@@ -34,11 +34,11 @@ struct ECHO_API Plan {
   ModelShape shape;
   RuntimeConfig config;  ///< with automatic values filled in
   MachineLimits limits;
-  std::int64_t host_blocks = 0;       ///< blocks of 64 tokens
-  std::int64_t minimum_slots = 0;     ///< max_batch x query_rows x (top_k + 1)
-  std::int64_t host_row_stride = 0;   ///< bytes
-  std::int64_t pass_rows = 0;         ///< most query rows of a pass: a step's or a prefill chunk's
-  std::int64_t block_rows = 0;        ///< most query rows scored and recalled together
+  std::int64_t host_blocks = 0;      ///< blocks of 64 tokens
+  std::int64_t minimum_slots = 0;    ///< max_batch x query_rows x (top_k + 1)
+  std::int64_t host_row_stride = 0;  ///< bytes
+  std::int64_t pass_rows = 0;        ///< most query rows of a pass: a step's or a prefill chunk's
+  std::int64_t block_rows = 0;       ///< most query rows scored and recalled together
   std::vector<MemoryItem> items;
 
   std::int64_t total(MemoryPlace place) const;

@@ -33,8 +33,7 @@ struct ECHO_API RuntimeConfig {
   void set(std::string_view field, std::string_view text);
 };
 
-using ConfigMember =
-    std::variant<std::string RuntimeConfig::*, std::int64_t RuntimeConfig::*, double RuntimeConfig::*>;
+using ConfigMember = std::variant<std::string RuntimeConfig::*, std::int64_t RuntimeConfig::*, double RuntimeConfig::*>;
 
 struct ConfigField {
   std::string_view name;

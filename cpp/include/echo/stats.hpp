@@ -9,21 +9,21 @@ namespace echo {
 
 /// Counters of one layer's GPU pool since construction.
 struct LayerStats {
-  std::int64_t hits = 0;       ///< selected rows that were in a slot (each entry of a selection counts)
-  std::int64_t misses = 0;     ///< rows fetched from the host
-  std::int64_t evictions = 0;  ///< slots taken from a row that was still wanted by nobody in this step
-  std::int64_t appended = 0;   ///< rows of new tokens written (slot and host)
-  std::int64_t used_slots = 0; ///< slots that hold a row now
+  std::int64_t hits = 0;        ///< selected rows that were in a slot (each entry of a selection counts)
+  std::int64_t misses = 0;      ///< rows fetched from the host
+  std::int64_t evictions = 0;   ///< slots taken from a row that was still wanted by nobody in this step
+  std::int64_t appended = 0;    ///< rows of new tokens written (slot and host)
+  std::int64_t used_slots = 0;  ///< slots that hold a row now
 };
 
 struct ECHO_API RuntimeStats {
   std::vector<LayerStats> layers;
-  std::int64_t steps = 0;           ///< decode steps done
+  std::int64_t steps = 0;  ///< decode steps done
   std::int64_t prefill_tokens = 0;
-  std::int64_t sessions = 0;        ///< open now
+  std::int64_t sessions = 0;  ///< open now
   std::int64_t free_host_tokens = 0;
   std::int64_t host_tokens = 0;
-  std::int64_t device_bytes = 0;    ///< allocated at construction
+  std::int64_t device_bytes = 0;  ///< allocated at construction
   std::int64_t host_bytes = 0;
   std::int64_t row_bytes = 0;
 

@@ -61,8 +61,8 @@ void score_tile(const ScoreRows& rows, const float* tile, const float* scales, f
     for (std::int64_t r = 0; r < rows.rows; ++r) {
       Vector sums[kPieces] = {};
       for (int h = 0; h < rows.heads; h += kHeads) {
-        add_heads(rows.queries + (r * rows.heads + h) * rows.dim, rows.weights + r * rows.heads + h,
-                  panel, rows.dim, sums);
+        add_heads(rows.queries + (r * rows.heads + h) * rows.dim, rows.weights + r * rows.heads + h, panel, rows.dim,
+                  sums);
       }
       for (int i = 0; i < kPieces; ++i) {
         const int at = first + i * kVectorFloats;
@@ -74,7 +74,6 @@ void score_tile(const ScoreRows& rows, const float* tile, const float* scales, f
 
 }  // namespace
 
-const ScoreLoops score_loops{
-    .decode_tile = decode_tile, .transpose_tile = transpose_tile, .score_tile = score_tile};
+const ScoreLoops score_loops{.decode_tile = decode_tile, .transpose_tile = transpose_tile, .score_tile = score_tile};
 
 }  // namespace echo::ECHO_SIMD_NAMESPACE

@@ -17,13 +17,11 @@ constexpr int kVectorFloats = 4;
 
 using Vector = float __attribute__((vector_size(kVectorFloats * sizeof(float))));
 /// The same where it need not be aligned.
-using LooseVector = float
-    __attribute__((vector_size(kVectorFloats * sizeof(float)), aligned(sizeof(float)), may_alias));
+using LooseVector =
+    float __attribute__((vector_size(kVectorFloats * sizeof(float)), aligned(sizeof(float)), may_alias));
 
 inline Vector load(const float* address) { return *reinterpret_cast<const LooseVector*>(address); }
-inline void store(float* address, Vector value) {
-  *reinterpret_cast<LooseVector*>(address) = value;
-}
+inline void store(float* address, Vector value) { *reinterpret_cast<LooseVector*>(address) = value; }
 
 }  // namespace
 }  // namespace echo
