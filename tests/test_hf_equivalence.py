@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TOP_K = 64
 STEPS = 16
 # (tokens in all, seed of a text with clear k-th scores)
-LENGTHS = [(1, 0), (TOP_K - 1, 0), (TOP_K, 0), (TOP_K + 1, 0), (200, 2)]
+LENGTHS = [(1, 1), (TOP_K - 1, 1), (TOP_K, 1), (TOP_K + 1, 1), (200, 30)]
 
 MODELS: dict[str, Callable[[], Any]] = {
     "v32": lambda: hf.tiny_model(0),
@@ -59,24 +59,24 @@ def assert_equal(
     torch.testing.assert_close(result.got, result.expected, rtol=1e-4, atol=5e-4)
 
 
-@pytest.mark.parametrize(("prompt", "seed"), [*LENGTHS, (496, 76)])
+@pytest.mark.parametrize(("prompt", "seed"), [*LENGTHS, (496, 25)])
 def test_deepseek_v32(make_runtime: Callable[..., echo.Runtime], prompt: int, seed: int) -> None:
     assert_equal(make_runtime, MODELS["v32"](), seed, prompt)
 
 
-@pytest.mark.parametrize(("prompt", "seed"), [*LENGTHS, (496, 32)])
+@pytest.mark.parametrize(("prompt", "seed"), [*LENGTHS, (496, 39)])
 def test_glm_with_shared_selections(make_runtime: Callable[..., echo.Runtime], prompt: int, seed: int) -> None:
     assert_equal(make_runtime, MODELS["glm"](), seed, prompt)
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("experts", 13), ("yarn", 37), ("consecutive_sharing", 30)])
+@pytest.mark.parametrize(("kind", "seed"), [("experts", 56), ("yarn", 35), ("consecutive_sharing", 75)])
 def test_variants(make_runtime: Callable[..., echo.Runtime], kind: str, seed: int) -> None:
     assert_equal(make_runtime, MODELS[kind](), seed, prompt=284)
 
 
 @pytest.mark.parametrize("chunk", [1, 48, 64, 100])
 def test_a_prompt_in_chunks(make_runtime: Callable[..., echo.Runtime], chunk: int) -> None:
-    assert_equal(make_runtime, MODELS["v32"](), seed=2, prompt=200, chunk=chunk)
+    assert_equal(make_runtime, MODELS["v32"](), seed=30, prompt=200, chunk=chunk)
 
 
 @pytest.mark.parametrize("kind", ["v32", "glm", "experts"])
@@ -84,7 +84,7 @@ def test_greedy_tokens(make_runtime: Callable[..., echo.Runtime], kind: str) -> 
     model = MODELS[kind]()
     dsa = hf.DsaModel(model)
     rt = make_runtime(dsa.shape("fp32", "fp32"))
-    prompts = [random_bytes(length, seed=length) for length in (30, TOP_K, 150)]
+    prompts = [random_bytes(length, seed=13) for length in (30, TOP_K, 150)]
     expected = [
         model.generate(prompt[None], attention_mask=torch.ones(1, len(prompt)), max_new_tokens=64, do_sample=False)[
             0, len(prompt) :

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +59,16 @@ def test_selections_follow_the_text_and_change_slowly() -> None:
     overlap = np.mean([len(a & b) / 64 for a, b in itertools.pairwise(mine)])
     assert 0.5 < overlap < 0.99
     assert len(mine[0] & other[0]) / 64 < 0.4  # chance: 0.125
+
+
+@pytest.mark.parametrize("make", [hf.tiny_model, hf.tiny_glm_model])
+def test_tokens_no_head_looks_at_score_lowest(make: Callable[..., Any]) -> None:
+    """Above others, their common score of 0 would make ties for the k-th place."""
+    model = make(0)
+    with recorded_indexers(model) as (scores, _), torch.no_grad():
+        model(random_bytes(512, 0)[None], use_cache=False)
+    for rows in scores.values():
+        assert rows.tril().min() == 0
 
 
 def test_outputs_depend_on_what_is_selected() -> None:

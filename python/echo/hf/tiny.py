@@ -6,9 +6,12 @@ before. So the weights here are shaped:
 
 - each matrix is scaled by what its output is for (`_GAINS`): attention is sharp, and what it returns, not the
   token's own embedding, dominates the residual stream;
-- a few hidden dimensions are steady, the same for every token. Only the indexer reads them, and it makes most
-  of its query from them, so that the selections of neighbouring tokens overlap by a half to four fifths.
+- a few hidden dimensions are steady, the same positive number for every token. Only the indexer reads them, and it
+  makes most of its query from them, so that the selections of neighbouring tokens overlap by six to nine tenths.
   (Those of trained models overlap more.)
+- it makes most of its head weights from them, too, so that hardly any is negative. With weights of both signs the
+  score of a token on which all heads' ReLUs are off, exactly 0, could be the k-th score, and such tokens would tie
+  for that place. As it is, 0 is a lowest score: such ties are left to texts hardly longer than k.
 
 What such a model writes is nonsense all the same.
 """
@@ -41,7 +44,7 @@ _SIZES: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 64,
     "v_head_dim": 64,
-    "index_n_heads": 16,
+    "index_n_heads": 8,
     "index_head_dim": 128,
     "max_position_embeddings": 65536,
     "bos_token_id": None,
@@ -60,7 +63,8 @@ _GAINS = {
 
 _STEADY = 16  # leading dimensions of hidden state and compressed query that are the same for all tokens
 _STEADY_SIZE = 8.0  # their size next to the other dimensions of an embedding
-_STEADY_GAINS = {"indexer.wq_b.weight": 8.0, "indexer.weights_proj.weight": 6.0}
+_STEADY_QUERY_GAIN = 8.0  # their weight in index queries next to that of the other dimensions
+_STEADY_HEAD_GAIN = 2.0  # their weight in the indexer's head weights; large enough that hardly any is negative
 _WRITERS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 _READERS = (
     "kv_a_proj_with_mqa.weight",
@@ -76,7 +80,7 @@ _READERS = (
 def tiny_config(
     layers: int = 3, vocab: int = 256, top_k: int = 64, dense_layers: int | None = None, **sizes: Any
 ) -> DeepseekV32Config:
-    """Sizes of a small DeepSeek-V3.2: rows of 512 + 64, 16 query heads, 16 index heads of 128.
+    """Sizes of a small DeepSeek-V3.2: rows of 512 + 64, 16 query heads, 8 index heads of 128.
 
     Args:
         layers: decoder layers.
@@ -175,7 +179,7 @@ def _weights(name: str, shape: torch.Size, generator: torch.Generator) -> torch.
     weights = torch.randn(shape, generator=generator) * gain * (1.0 if embedding else shape[-1] ** -0.5)
     steady = slice(0, _STEADY)
     if embedding:
-        weights[:, steady] = _STEADY_SIZE * weights[0, steady].sign()
+        weights[:, steady] = _STEADY_SIZE
     elif name.endswith(_WRITERS):
         weights[..., steady, :] = 0
     elif name.endswith(_READERS):
@@ -185,6 +189,8 @@ def _weights(name: str, shape: torch.Size, generator: torch.Generator) -> torch.
         weights[_STEADY:, steady] = 0
     elif name.endswith("q_b_proj.weight"):
         weights[:, steady] = 0
-    else:
-        weights[..., steady] *= next((gain for end, gain in _STEADY_GAINS.items() if name.endswith(end)), 1.0)
+    elif name.endswith("indexer.wq_b.weight"):
+        weights[:, steady] *= _STEADY_QUERY_GAIN
+    elif name.endswith("indexer.weights_proj.weight"):
+        weights[:, steady] = weights[:, steady].abs() * _STEADY_HEAD_GAIN
     return weights
