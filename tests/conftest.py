@@ -14,8 +14,10 @@ from support.synthetic import FusedModel, SyntheticModel
 import echo
 
 # The same examples in every run, so that a red run can be repeated; --hypothesis-profile=explore looks further.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
-hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, stateful_step_count=60)
+hypothesis.settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, print_blob=True, max_examples=120, stateful_step_count=50
+)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, stateful_step_count=80)
 hypothesis.settings.load_profile("repeatable")
 
 

@@ -107,6 +107,19 @@ def test_everything_after_close_is_refused_and_close_is_idempotent(make_rig):
     assert runtime.plan.host_blocks == 32 and runtime.device.startswith(rig.kind)  # what it was stays known
 
 
+def test_closing_does_not_wait_to_be_asked(make_rig):
+    """Pitfall 22: sessions and the runtime are closed right behind steps that may still be running."""
+    rig = make_rig(small_shape())
+    rig.runtime.capture(rig.model, [2])
+    sessions = [rig.runtime.open_session(64) for _ in range(2)]
+    for token in range(20):
+        outputs, _ = rig.runtime.step(echo.Batch(sessions, [token, token]))
+    sessions[0].close()
+    outputs, _ = rig.runtime.step(echo.Batch(sessions[1:], [1]))
+    rig.runtime.close()
+    assert outputs.isfinite().all()
+
+
 def test_what_a_runtime_handed_out_outlives_it(make_rig):
     rig = make_rig(small_shape())
     pair = rig.open(64)

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "echo/model_shape.hpp"
+
 #if defined(__CUDACC__)
 #define ECHO_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -14,7 +16,7 @@
 namespace echo {
 
 inline constexpr std::int32_t kNone = -1;  ///< no slot, no host row, no session
-inline constexpr std::int32_t kTokensPerBlock = 64;
+inline constexpr std::int32_t kTokensPerBlock = kBlockTokens;
 
 /// Host row of a token, through its session's block table.
 ECHO_HOST_DEVICE std::int32_t host_row(const std::int32_t* block_table, std::int32_t position) {

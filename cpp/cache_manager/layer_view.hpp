@@ -8,7 +8,7 @@
 
 namespace echo {
 
-/// Event counts of one layer since construction; written by the backend, copied out by Backend::read_counters.
+/// Event counts of one layer since construction; written by the backend.
 struct LayerCounters {
   std::int64_t hits;
   std::int64_t misses;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -70,9 +71,7 @@ CudaBackend::CudaBackend(int device)
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
 }
 
-CudaBackend::~CudaBackend() {
-  ECHO_CUDA_WARN(cudaStreamSynchronize(stream_));  // nothing may use the memory any more
-}
+CudaBackend::~CudaBackend() { retire(); }
 
 void CudaBackend::prepare(const ScratchSizes& sizes) {
   const DeviceGuard guard(device_);
@@ -134,13 +133,11 @@ void CudaBackend::copy_to_device(void* device, const void* host, std::size_t byt
 
 void CudaBackend::copy_to_host(void* host, const void* device, std::size_t bytes) {
   copy(host, device, bytes, host, cudaMemcpyDeviceToHost);
-  errors_.check();
 }
 
 void CudaBackend::fill(void* device, int byte, std::size_t bytes) {
   const DeviceGuard guard(device_);
   ECHO_CUDA_CHECK(cudaMemsetAsync(device, byte, bytes, stream_));
-  ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
 void CudaBackend::upload_control(void* device, const void* host, std::size_t bytes) {
@@ -215,7 +212,12 @@ void CudaBackend::release(std::span<const LayerView> layers, std::span<const Row
   const Scratch& memory = scratch();
   require_at_most("layers", std::ssize(layers), memory.sizes().layers);
   const std::vector<RowRun> runs = short_runs(rows, layers.front().host_rows);
-  staging_.upload(memory.layers(), layers.data(), layers.size_bytes(), stream_);
+  // A runtime's views never change: one upload serves all its releases.
+  if (layers.size() != released_layers_.size() ||
+      std::memcmp(layers.data(), released_layers_.data(), layers.size_bytes()) != 0) {
+    staging_.upload(memory.layers(), layers.data(), layers.size_bytes(), stream_);
+    released_layers_.assign(layers.begin(), layers.end());
+  }
   for (std::size_t first = 0; first < runs.size(); first += Scratch::kReleaseRuns) {
     const std::size_t count = std::min<std::size_t>(Scratch::kReleaseRuns, runs.size() - first);
     staging_.upload(memory.runs(), runs.data() + first, count * sizeof(RowRun), stream_);
@@ -225,9 +227,19 @@ void CudaBackend::release(std::span<const LayerView> layers, std::span<const Row
 }
 
 void CudaBackend::synchronize() {
+  wait();
+  errors_.check();
+}
+
+void CudaBackend::wait() {
   const DeviceGuard guard(device_);
   ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
-  errors_.check();
+}
+
+void CudaBackend::retire() noexcept {
+  const DeviceGuard guard(device_);
+  ECHO_CUDA_WARN(cudaStreamSynchronize(stream_));
+  stream_ = own_stream_.get();
 }
 
 std::uint64_t CudaBackend::mark() {
@@ -253,6 +265,8 @@ std::function<void()> CudaBackend::capture(const std::function<void()>& body) {
     graph->launch(stream_);
   };
 }
+
+std::size_t cuda_scratch_bytes(const ScratchSizes& sizes) { return Scratch::bytes(sizes); }
 
 std::unique_ptr<Backend> make_cuda_backend(int device, const RuntimeConfig& /*config*/) {
   const DeviceGuard guard(device);

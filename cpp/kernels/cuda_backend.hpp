@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/cuda_handles.hpp"
 #include "kernels/device_memory.hpp"
@@ -33,7 +34,6 @@ class CudaBackend final : public Backend {
   MemoryResource& host_memory() override { return pinned_memory_; }
   MemoryResource& device_memory() override { return device_memory_; }
 
-  std::size_t scratch_bytes(const ScratchSizes& sizes) const override { return Scratch::bytes(sizes); }
   void prepare(const ScratchSizes& sizes) override;
 
   /// Until called, the backend works on a stream of its own. Later calls come after earlier ones on
@@ -55,6 +55,8 @@ class CudaBackend final : public Backend {
   void release(std::span<const LayerView> layers, std::span<const RowRun> rows) override;
 
   void synchronize() override;
+  void wait() override;
+  void retire() noexcept override;
   std::uint64_t mark() override;
   bool done(std::uint64_t mark) override;
   /// The replay works on the stream that is in use then.
@@ -80,6 +82,7 @@ class CudaBackend final : public Backend {
   KernelErrors errors_;
   StagingRing staging_;
   std::optional<Scratch> scratch_;
+  std::vector<LayerView> released_layers_;  ///< what lies in the scratch for release
   std::deque<Event> marks_;  ///< those not known to be done, oldest first
   std::uint64_t marks_done_ = 0;
 };

@@ -27,7 +27,9 @@ void KernelErrors::check() {
   std::array<bool, kKernelErrors> set{};
   for (std::int32_t i = 0; i < kKernelErrors; ++i) {
     set[static_cast<std::size_t>(i)] = host_[i] != 0U;
-    host_[i] = 0U;
+    if (set[static_cast<std::size_t>(i)]) {  // a word that a kernel sets meanwhile must stay
+      host_[i] = 0U;
+    }
   }
   const auto raised = [&](KernelError error) { return set[static_cast<std::size_t>(error)]; };
   if (raised(KernelError::bad_position)) {

@@ -22,7 +22,7 @@ class StagingRing {
 
  private:
   static constexpr std::size_t kSlotBytes = std::size_t{1} << 20;
-  static constexpr std::size_t kSlots = 4;
+  static constexpr std::size_t kSlots = 8;
 
   std::array<Event, kSlots> copied_;  ///< the slot's last copy is done
   std::byte* memory_ = nullptr;

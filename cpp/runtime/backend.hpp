@@ -38,15 +38,13 @@ class Backend {
   virtual MemoryResource& host_memory() = 0;
   virtual MemoryResource& device_memory() = 0;
 
-  /// Device memory that prepare(sizes) takes.
-  virtual std::size_t scratch_bytes(const ScratchSizes& /*sizes*/) const { return 0; }
   /// Takes the working memory of the verbs; called once, before any verb. Throws CapacityError.
   virtual void prepare(const ScratchSizes& /*sizes*/) {}
 
   /// The stream (cudaStream_t as an integer) that all later calls work on; no meaning for the CPU.
   virtual void use_stream(std::uintptr_t stream) = 0;
 
-  // Copies and fills are ordered with the verbs and finished on return (never used within a step).
+  // Ordered with the verbs; copies are finished on return. Never used within a step.
   virtual void copy_to_device(void* device, const void* host, std::size_t bytes) = 0;
   virtual void copy_to_host(void* host, const void* device, std::size_t bytes) = 0;
   virtual void fill(void* device, int byte, std::size_t bytes) = 0;
@@ -66,6 +64,10 @@ class Backend {
 
   /// Waits until everything called so far has happened; throws what went wrong in it.
   virtual void synchronize() = 0;
+  /// The same, but leaves what kernels found wrong to be thrown by the next pass or synchronize().
+  virtual void wait() {}
+  /// Waits and lets go of the caller's stream; never throws. Only memory is given back afterwards.
+  virtual void retire() noexcept {}
 
   /// Marks all that was called so far; done(mark) tells, without waiting, whether it has happened.
   virtual std::uint64_t mark() { return 0; }

@@ -19,6 +19,11 @@ int cuda_device_count() noexcept;
 std::unique_ptr<Backend> make_cuda_backend(int device, const RuntimeConfig& config);
 /// Free memory of the device in bytes.
 std::int64_t cuda_free_bytes(int device);
+/// Device memory that the CUDA backend's prepare(sizes) takes; 0 in builds without CUDA.
+std::size_t cuda_scratch_bytes(const ScratchSizes& sizes);
+
+/// What a backend is prepared for under a plan.
+ScratchSizes scratch_sizes(const Plan& plan);
 
 /// Turns "auto", "cpu", "cuda", "cuda:1" into "cpu" or "cuda:N". Throws InvalidArgument naming `device`, or
 /// NotSupported where the device is not there, with the reason.

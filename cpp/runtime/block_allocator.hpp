@@ -26,7 +26,7 @@ class BlockAllocator {
   /// Makes blocks that drop returned free to be given out again.
   void recycle(std::span<const std::int32_t> blocks);
 
-  bool shared(std::int32_t block) const { return holders_[static_cast<std::size_t>(block)] > 1; }
+  std::int32_t holders(std::int32_t block) const { return holders_[static_cast<std::size_t>(block)]; }
   std::int32_t free_blocks() const { return free_blocks_; }
   std::int32_t largest_run() const;
 

@@ -13,7 +13,7 @@ ControlLayout::ControlLayout(const Plan& plan)
       positions(tokens + aligned(plan.pass_rows)),
       session(positions + aligned(plan.pass_rows)),
       block_table(session + aligned(plan.pass_rows)),
-      table_stride(static_cast<std::int32_t>((plan.config.max_context + kBlockTokens - 1) / kBlockTokens)) {
+      table_stride(static_cast<std::int32_t>(blocks_of(plan.config.max_context))) {
   words = block_table + plan.config.max_batch * table_stride;
 }
 

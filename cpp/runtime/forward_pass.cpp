@@ -23,8 +23,14 @@ void ForwardPass::attention(std::int32_t layer, const LayerInputs& in, const Arr
   // All of them before anything is written, so that a forward can catch the error and try again.
   state_->require_layer(layer);
   state_->check_append(in.kv, in.index_key);
-  if (in.index_q) {
+  const bool selects = static_cast<bool>(in.index_q);
+  if (static_cast<bool>(in.index_key) != selects || static_cast<bool>(in.index_weights) != selects) {
+    throw InvalidArgument("index_q: index_key, index_q and index_weights go together, or all are left out");
+  }
+  if (selects) {
     state_->check_score(in.index_q, in.index_weights);
+  } else {
+    state_->check_selected();
   }
   state_->check_attend(in.q, out);
   append(layer, in.kv, in.index_key);

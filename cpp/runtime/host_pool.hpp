@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "cache_manager/address.hpp"
 #include "echo/planner.hpp"
 #include "runtime/backend.hpp"
 

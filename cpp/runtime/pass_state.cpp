@@ -111,6 +111,12 @@ void ForwardPass::State::check_score(const Array& index_q, const Array& index_we
   require_array("index_weights", index_weights, {DType::f32}, {step.rows, shape.index_heads});
 }
 
+void ForwardPass::State::check_selected() const {
+  if (std::find(selected.begin(), selected.end(), false) != selected.end()) {
+    throw StateError("index_q: left out, but no layer before has selected anything in this pass");
+  }
+}
+
 void ForwardPass::State::check_attend(const Array& q, const Array& out) const {
   if (shape.row_format == RowFormat::raw) {
     throw NotSupported("row_format: raw rows have no known layout; attend to recall's slots with a kernel of yours");

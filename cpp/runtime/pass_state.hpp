@@ -54,6 +54,7 @@ struct ForwardPass::State {
   // InvalidArgument naming the array unless it is what the verbs take.
   void check_append(const Array& kv, const Array& index_key) const;
   void check_score(const Array& index_q, const Array& index_weights) const;
+  void check_selected() const;
   void check_attend(const Array& q, const Array& out) const;
 };
 

@@ -6,6 +6,7 @@
 
 #include "cache_manager/layer_view.hpp"
 #include "echo/errors.hpp"
+#include "runtime/backends.hpp"
 #include "runtime/control_block.hpp"
 
 namespace echo {
@@ -45,6 +46,16 @@ std::string product(std::int64_t a, const char* what_a, std::int64_t b, const ch
 
 }  // namespace
 
+ScratchSizes scratch_sizes(const Plan& plan) {
+  return {.shape = shape_view(plan.shape),
+          .layers = plan.shape.layers,
+          .rows = static_cast<std::int32_t>(plan.pass_rows),
+          .block_rows = static_cast<std::int32_t>(plan.block_rows),
+          .slots = static_cast<std::int32_t>(plan.config.gpu_slots),
+          .host_rows = plan.config.host_tokens,
+          .splits = static_cast<std::int32_t>(plan.config.attention_splits)};
+}
+
 Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const MachineLimits& limits) {
   shape.validate();
   // Rows, slots and row x top_k products are 32-bit indices on the device; bytes are 64-bit everywhere.
@@ -64,7 +75,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.shape = shape;
   plan.config = config;
   plan.limits = limits;
-  plan.host_blocks = (config.host_tokens + kBlockTokens - 1) / kBlockTokens;
+  plan.host_blocks = blocks_of(config.host_tokens);
   plan.config.host_tokens = plan.host_blocks * kBlockTokens;
   plan.config.max_context = std::min(config.max_context, plan.config.host_tokens);
   plan.host_row_stride = config.host_row_stride == 0 ? shape.row_bytes() : config.host_row_stride;
@@ -108,6 +119,12 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("kth_score", layers * plan.pass_rows * 4, 1, product(layers, "layers", plan.pass_rows, "rows x 4 B"));
   device("thresholds", config.max_sessions * layers * 4, 1,
          product(config.max_sessions, "sessions", layers, "layers x 4 B"));
+  // The CPU backend takes its working memory as it goes; builds without CUDA do not know the GPU's.
+  if (config.device.starts_with("cuda")) {
+    if (const auto scratch = static_cast<std::int64_t>(cuda_scratch_bytes(scratch_sizes(plan))); scratch > 0) {
+      device("scratch", scratch, 1, "working memory of the kernels");
+    }
+  }
   device("control_block", ControlLayout(plan).bytes(), 1, "tokens, positions, sessions, block tables");
   return plan;
 }
@@ -140,7 +157,7 @@ std::int64_t Plan::sessions_of(std::int64_t tokens) const {
   if (tokens < 1 || tokens > config.max_context) {
     return 0;
   }
-  return std::min(config.max_sessions, host_blocks / ((tokens + kBlockTokens - 1) / kBlockTokens));
+  return std::min(config.max_sessions, host_blocks / blocks_of(tokens));
 }
 
 std::string Plan::table() const {

@@ -24,20 +24,8 @@ Plan plan_for(const ModelShape& shape, RuntimeConfig config, const std::string& 
   return plan;
 }
 
-/// Gives the backend its working memory, as one more item of the plan.
-std::shared_ptr<Backend> prepared(std::shared_ptr<Backend> backend, Plan& plan) {
-  const ScratchSizes sizes{.shape = shape_view(plan.shape),
-                           .layers = plan.shape.layers,
-                           .rows = static_cast<std::int32_t>(plan.pass_rows),
-                           .block_rows = static_cast<std::int32_t>(plan.block_rows),
-                           .slots = static_cast<std::int32_t>(plan.config.gpu_slots),
-                           .host_rows = plan.config.host_tokens,
-                           .splits = static_cast<std::int32_t>(plan.config.attention_splits)};
-  if (const auto bytes = static_cast<std::int64_t>(backend->scratch_bytes(sizes)); bytes > 0) {
-    plan.items.push_back({"scratch", MemoryPlace::device, bytes, 1, "working memory of the kernels"});
-    require_fit(plan);
-  }
-  backend->prepare(sizes);
+std::shared_ptr<Backend> prepared(std::shared_ptr<Backend> backend, const Plan& plan) {
+  backend->prepare(scratch_sizes(plan));
   return backend;
 }
 
@@ -49,11 +37,11 @@ RuntimeImpl::RuntimeImpl(const ModelShape& shape, const RuntimeConfig& config)
       backend_(prepared(make_backend(device_name_, plan_.config), plan_)),
       pool_(std::make_shared<HostPool>(backend_, plan_)),
       state_(std::make_shared<DeviceState>(backend_, plan_, *pool_)),
-      blocks_(static_cast<std::int32_t>(plan_.host_blocks)),
+      blocks_(std::make_unique<BlockPool>(backend_, state_, static_cast<std::int32_t>(plan_.host_blocks))),
       control_(plan_),
       open_(static_cast<std::size_t>(plan_.config.max_sessions)) {}
 
-RuntimeImpl::~RuntimeImpl() = default;
+RuntimeImpl::~RuntimeImpl() { close(); }
 
 void RuntimeImpl::require_open() const {
   if (closed_) {
@@ -74,7 +62,7 @@ RuntimeStats RuntimeImpl::stats() {
           .steps = steps_,
           .prefill_tokens = prefill_tokens_,
           .sessions = std::ssize(open_) - std::count(open_.begin(), open_.end(), nullptr),
-          .free_host_tokens = free_blocks() * kBlockTokens,
+          .free_host_tokens = blocks_->free_blocks() * kBlockTokens,
           .host_tokens = plan_.config.host_tokens,
           .device_bytes = plan_.total(MemoryPlace::device),
           .host_bytes = plan_.total(MemoryPlace::host),
@@ -114,8 +102,10 @@ void RuntimeImpl::close() {
       session->closed = true;
     }
   }
+  backend_->retire();  // steps in flight still use all of the below
   captured_.clear();
   forward_ = {};
+  blocks_.reset();
   state_.reset();
   pool_.reset();
   backend_.reset();

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,7 +9,7 @@
 #include <vector>
 
 #include "echo/runtime.hpp"
-#include "runtime/block_allocator.hpp"
+#include "runtime/block_pool.hpp"
 #include "runtime/control_block.hpp"
 #include "runtime/device_state.hpp"
 #include "runtime/host_pool.hpp"
@@ -80,7 +79,10 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   void roll_back(std::span<State* const> sessions, std::int64_t tokens);
 
   std::vector<KvRun> runs_of(const State& session, std::int32_t layer, std::int64_t tokens) const;
+  /// Views of the session's rows, which keep their blocks; index keys and thresholds are still to be filled.
   KvRuns views_of(const State& session, std::int64_t tokens) const;
+  KvRuns start_import(const State& session, std::int64_t tokens);
+  void complete_import(State& session, const KvRuns& filled);
   enum class Rows : std::uint8_t { all, own };
   /// Host rows of positions [begin, end) as runs; with Rows::own without those that forks share.
   std::vector<RowRun> row_runs(const State& session, std::int64_t begin, std::int64_t end,
@@ -88,12 +90,7 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
 
   /// Free row of per-session state for a session of so many tokens; throws where there is none.
   std::size_t free_place(std::int64_t max_tokens) const;
-  /// `count` blocks for a session of `max_tokens` tokens; CapacityError where there are not as many.
-  std::vector<std::int32_t> allocate_blocks(std::int64_t count, std::int64_t max_tokens);
-  /// Gives up blocks. Those that nobody else holds are reused once steps in flight are done with them.
-  void put_aside(const std::vector<std::int32_t>& blocks);
-  void reuse_finished();
-  std::int64_t free_blocks() const;
+  Session add_session(std::size_t place, std::int64_t length, std::int64_t capacity, std::vector<std::int32_t> blocks);
   /// Copies the first `tokens` rows and the index keys of a block, all layers.
   void copy_block(std::int32_t from, std::int32_t to, std::int64_t tokens);
   /// Calls copy(device address, offset in the session's keys, bytes) for each run of blocks.
@@ -105,12 +102,7 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   std::shared_ptr<Backend> backend_;
   std::shared_ptr<HostPool> pool_;
   std::shared_ptr<DeviceState> state_;
-  BlockAllocator blocks_;
-  struct PutAside {
-    std::uint64_t mark;
-    std::vector<std::int32_t> blocks;
-  };
-  std::deque<PutAside> put_aside_;  // oldest first
+  std::unique_ptr<BlockPool> blocks_;
   ControlBlock control_;
 
   Forward forward_;

@@ -26,7 +26,7 @@ void check_keys(const char* name, const KvRuns& kv, const ModelShape& shape) {
     throw InvalidArgument(std::string(name) + ": index_keys and thresholds must have an entry for each of " +
                           std::to_string(layers) + " layers");
   }
-  const std::int64_t blocks = (kv.length + kBlockTokens - 1) / kBlockTokens;
+  const std::int64_t blocks = blocks_of(kv.length);
   const auto expected = static_cast<std::size_t>(blocks * shape.index_block_bytes());
   for (const std::vector<std::byte>& keys : kv.index_keys) {
     if (keys.size() != expected) {
@@ -56,9 +56,10 @@ KvRuns RuntimeImpl::views_of(const State& session, std::int64_t tokens) const {
   kv.length = tokens;
   kv.row_bytes = plan_.shape.row_bytes();
   kv.index_block_bytes = plan_.shape.index_block_bytes();
-  kv.keep_alive = pool_;
+  const auto held = static_cast<std::ptrdiff_t>(blocks_of(tokens));
+  kv.keep_alive = blocks_->view({session.blocks.begin(), session.blocks.begin() + held}, pool_);
   kv.thresholds.assign(static_cast<std::size_t>(plan_.shape.layers), std::numeric_limits<float>::quiet_NaN());
-  const std::int64_t blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
+  const std::int64_t blocks = blocks_of(tokens);
   for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
     kv.rows.push_back(runs_of(session, layer, tokens));
     kv.index_keys.emplace_back(static_cast<std::size_t>(blocks * plan_.shape.index_block_bytes()));
@@ -71,7 +72,7 @@ void RuntimeImpl::for_each_key_run(const State& session, std::int32_t layer, std
   const LayerView& view = state_->layer(layer);
   std::size_t offset = 0;
   for (const RowRun& run : row_runs(session, 0, tokens)) {
-    const std::int64_t blocks = (run.count + kBlockTokens - 1) / kBlockTokens;
+    const std::int64_t blocks = blocks_of(run.count);
     const auto bytes = static_cast<std::size_t>(blocks * view.index_block_bytes);
     copy(row_address(view.index_keys, run.first / kBlockTokens, view.index_block_bytes), offset, bytes);
     offset += bytes;
@@ -97,19 +98,22 @@ KvRuns RuntimeImpl::export_kv(const Session& session) {
 KvRuns RuntimeImpl::begin_import(const Session& session, std::int64_t tokens) {
   const InUse in_use(in_use_);
   require_open();
-  const State& state = usable(session);
-  if (state.length != 0) {
-    throw StateError("session: session " + std::to_string(state.id) + " holds " + std::to_string(state.length) +
+  return start_import(usable(session), tokens);
+}
+
+KvRuns RuntimeImpl::start_import(const State& session, std::int64_t tokens) {
+  if (session.length != 0) {
+    throw StateError("session: session " + std::to_string(session.id) + " holds " + std::to_string(session.length) +
                      " tokens already; KV is imported into an empty one");
   }
   if (tokens < 1) {
     throw InvalidArgument("tokens: " + std::to_string(tokens) + " given, expected at least 1");
   }
-  require_room(state, tokens);
-  if (state.used) {
-    backend_->synchronize();
+  require_room(session, tokens);
+  if (session.used) {
+    backend_->wait();  // steps in flight may still read or write the rows
   }
-  KvRuns kv = views_of(state, tokens);
+  KvRuns kv = views_of(session, tokens);
   kv.writable = true;
   return kv;
 }
@@ -125,17 +129,24 @@ void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
     throw InvalidArgument("filled: it is not what begin_import gave for this session");
   }
   check_keys("filled", filled, plan_.shape);
+  complete_import(state, filled);
+}
+
+void RuntimeImpl::complete_import(State& session, const KvRuns& filled) {
   for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
     const std::byte* keys = filled.index_keys[static_cast<std::size_t>(layer)].data();
-    for_each_key_run(state, layer, filled.length, [&](std::byte* device, std::size_t offset, std::size_t bytes) {
+    for_each_key_run(session, layer, filled.length, [&](std::byte* device, std::size_t offset, std::size_t bytes) {
       backend_->copy_to_device(device, keys + offset, bytes);
     });
   }
-  state_->write_thresholds(state.index, filled.thresholds);
-  state.length = filled.length;
+  state_->write_thresholds(session.index, filled.thresholds);
+  session.length = filled.length;
 }
 
 void RuntimeImpl::import_kv(const Session& session, const KvRuns& source) {
+  const InUse in_use(in_use_);
+  require_open();
+  State& state = usable(session);
   const auto layers = static_cast<std::size_t>(plan_.shape.layers);
   if (source.rows.size() != layers || source.row_bytes != plan_.shape.row_bytes()) {
     throw InvalidArgument("source: it has rows of " + std::to_string(source.rows.size()) + " layers and " +
@@ -157,7 +168,7 @@ void RuntimeImpl::import_kv(const Session& session, const KvRuns& source) {
                             std::to_string(source.length));
     }
   }
-  KvRuns target = begin_import(session, source.length);
+  KvRuns target = start_import(state, source.length);
   const auto row_bytes = static_cast<std::size_t>(plan_.shape.row_bytes());
   for (std::size_t layer = 0; layer < layers; ++layer) {
     std::int64_t position = 0;
@@ -174,7 +185,7 @@ void RuntimeImpl::import_kv(const Session& session, const KvRuns& source) {
   }
   target.index_keys = source.index_keys;
   target.thresholds = source.thresholds;
-  finish_import(session, target);
+  complete_import(state, target);
 }
 
 }  // namespace echo

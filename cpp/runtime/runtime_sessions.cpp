@@ -1,6 +1,7 @@
 // Sessions: open, close, fork, truncate, pause; who holds which host rows.
 //
 // Whatever a session will append lies in blocks that it alone holds; blocks before that may be shared with forks.
+// Where a call can fail, all that fails comes first and what others see changes last.
 
 #include <algorithm>
 #include <cstring>
@@ -11,10 +12,6 @@
 #include "runtime/runtime_impl.hpp"
 
 namespace echo {
-namespace {
-std::int64_t blocks_for(std::int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
-}  // namespace
-
 RuntimeImpl::State& RuntimeImpl::usable(const Session& session) const {
   if (session.state_ == nullptr || session.state_->runtime.lock().get() != this) {
     throw InvalidArgument("session: it was not opened by this runtime");
@@ -45,15 +42,23 @@ Session RuntimeImpl::open_session(std::int64_t max_tokens) {
   const InUse in_use(in_use_);
   require_open();
   const std::size_t place = free_place(max_tokens);
-  std::vector<std::int32_t> blocks = allocate_blocks(blocks_for(max_tokens), max_tokens);
-  State& state = *(open_[place] = std::make_shared<State>());
-  state.id = sessions_opened_++;
-  state.index = static_cast<std::int32_t>(place);
-  state.capacity = max_tokens;
-  state.blocks = std::move(blocks);
-  state.runtime = weak_from_this();
-  state_->clear_thresholds(state.index);
-  return Session(open_[place]);
+  state_->clear_thresholds(static_cast<std::int32_t>(place));
+  BlockPool::Lease blocks = blocks_->allocate(blocks_of(max_tokens), max_tokens);
+  return add_session(place, 0, max_tokens, blocks.take());
+}
+
+Session RuntimeImpl::add_session(std::size_t place, std::int64_t length, std::int64_t capacity,
+                                 std::vector<std::int32_t> blocks) {
+  auto session = std::make_shared<State>();
+  session->id = sessions_opened_++;
+  session->index = static_cast<std::int32_t>(place);
+  session->length = length;
+  session->capacity = capacity;
+  session->used = length > 0;
+  session->blocks = std::move(blocks);
+  session->runtime = weak_from_this();
+  open_[place] = session;
+  return Session(std::move(session));
 }
 
 void RuntimeImpl::close_session(State& session) {
@@ -61,9 +66,8 @@ void RuntimeImpl::close_session(State& session) {
   if (session.closed) {
     return;
   }
-  backend_->release(state_->layers(), row_runs(session, 0, session.length, Rows::own));
+  blocks_->drop(session.blocks);
   session.closed = true;
-  put_aside(session.blocks);
   open_[static_cast<std::size_t>(session.index)] = nullptr;
 }
 
@@ -78,23 +82,17 @@ Session RuntimeImpl::fork(const Session& session, std::int64_t max_tokens) {
   }
   const std::size_t place = free_place(capacity);
   const std::int64_t whole = parent.length / kBlockTokens;
-  std::vector<std::int32_t> own = allocate_blocks(blocks_for(capacity) - whole, capacity);
-
-  State& child = *(open_[place] = std::make_shared<State>());
-  child.id = sessions_opened_++;
-  child.index = static_cast<std::int32_t>(place);
-  child.length = parent.length;
-  child.capacity = capacity;
-  child.blocks.assign(parent.blocks.begin(), parent.blocks.begin() + whole);
-  child.runtime = weak_from_this();
-  blocks_.share(child.blocks);
-  child.blocks.insert(child.blocks.end(), own.begin(), own.end());
+  BlockPool::Lease own = blocks_->allocate(blocks_of(capacity) - whole, capacity);
   if (const std::int64_t rest = parent.length % kBlockTokens; rest != 0) {
-    copy_block(parent.blocks[static_cast<std::size_t>(whole)], own.front(), rest);
+    copy_block(parent.blocks[static_cast<std::size_t>(whole)], own.blocks().front(), rest);
   }
-  const std::vector<float> thresholds = state_->read_thresholds(parent.index);
-  state_->write_thresholds(child.index, thresholds);
-  return Session(open_[place]);
+  state_->write_thresholds(static_cast<std::int32_t>(place), state_->read_thresholds(parent.index));
+
+  std::vector<std::int32_t> blocks(parent.blocks.begin(), parent.blocks.begin() + whole);
+  blocks_->share(blocks);
+  const std::vector<std::int32_t> taken = own.take();
+  blocks.insert(blocks.end(), taken.begin(), taken.end());
+  return add_session(place, parent.length, capacity, std::move(blocks));
 }
 
 void RuntimeImpl::truncate(State& session, std::int64_t length) {
@@ -104,27 +102,25 @@ void RuntimeImpl::truncate(State& session, std::int64_t length) {
     throw InvalidArgument("length: " + std::to_string(length) + " given, expected 0 to the session's " +
                           std::to_string(session.length));
   }
-  // What will be appended to must be the session's own; a shared block is replaced, not written to.
+  // What will be appended to must be the session's alone; a block that forks share is replaced, not written to.
   const auto first = static_cast<std::size_t>(length / kBlockTokens);
   std::vector<std::size_t> shared;
   for (std::size_t i = first; i < session.blocks.size(); ++i) {
-    if (blocks_.shared(session.blocks[i])) {
+    if (blocks_->shared(session.blocks[i])) {
       shared.push_back(i);
     }
   }
-  const std::vector<std::int32_t> fresh = allocate_blocks(std::ssize(shared), session.capacity);
-  backend_->release(state_->layers(), row_runs(session, length, session.length, Rows::own));
-  std::vector<std::int32_t> replaced;
-  for (std::size_t i = 0; i < shared.size(); ++i) {
-    std::int32_t& block = session.blocks[shared[i]];
-    if (shared[i] == first && length % kBlockTokens != 0) {
-      copy_block(block, fresh[i], length % kBlockTokens);
-    }
-    replaced.push_back(block);
-    block = fresh[i];
+  BlockPool::Lease fresh = blocks_->allocate(std::ssize(shared), session.capacity);
+  if (const std::int64_t rest = length % kBlockTokens; rest != 0 && !shared.empty() && shared.front() == first) {
+    copy_block(session.blocks[first], fresh.blocks().front(), rest);
   }
-  put_aside(replaced);
+  backend_->release(state_->layers(), row_runs(session, length, session.length, Rows::own));
+  std::vector<std::int32_t> replaced = fresh.take();
+  for (std::size_t i = 0; i < shared.size(); ++i) {
+    std::swap(replaced[i], session.blocks[shared[i]]);
+  }
   session.length = length;
+  blocks_->drop(replaced);
 }
 
 void RuntimeImpl::pause(State& session) {
@@ -154,43 +150,8 @@ std::size_t RuntimeImpl::free_place(std::int64_t max_tokens) const {
   return static_cast<std::size_t>(place - open_.begin());
 }
 
-std::vector<std::int32_t> RuntimeImpl::allocate_blocks(std::int64_t count, std::int64_t max_tokens) {
-  reuse_finished();
-  if (count > blocks_.free_blocks() && !put_aside_.empty()) {
-    backend_->synchronize();
-    reuse_finished();
-  }
-  std::optional<std::vector<std::int32_t>> blocks = blocks_.allocate(static_cast<std::int32_t>(count));
-  if (!blocks) {
-    throw CapacityError("max_tokens: a session of " + std::to_string(max_tokens) + " tokens needs " +
-                        std::to_string(count) + " blocks of 64 host rows, " + std::to_string(free_blocks()) + " of " +
-                        std::to_string(plan_.host_blocks) + " are free");
-  }
-  return std::move(*blocks);
-}
-
-void RuntimeImpl::put_aside(const std::vector<std::int32_t>& blocks) {
-  put_aside_.push_back({.mark = backend_->mark(), .blocks = blocks_.drop(blocks)});
-  reuse_finished();
-}
-
-void RuntimeImpl::reuse_finished() {
-  while (!put_aside_.empty() && backend_->done(put_aside_.front().mark)) {
-    blocks_.recycle(put_aside_.front().blocks);
-    put_aside_.pop_front();
-  }
-}
-
-std::int64_t RuntimeImpl::free_blocks() const {
-  std::int64_t count = blocks_.free_blocks();
-  for (const PutAside& waiting : put_aside_) {
-    count += std::ssize(waiting.blocks);
-  }
-  return count;
-}
-
 void RuntimeImpl::copy_block(std::int32_t from, std::int32_t to, std::int64_t tokens) {
-  backend_->synchronize();  // the rows may still be on their way to the host
+  backend_->wait();  // the rows may still be on their way to the host
   const auto bytes = static_cast<std::size_t>(tokens * plan_.host_row_stride);
   std::vector<std::byte> keys(static_cast<std::size_t>(plan_.shape.index_block_bytes()));
   for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
@@ -209,7 +170,7 @@ std::vector<RowRun> RuntimeImpl::row_runs(const State& session, std::int64_t beg
     const std::int64_t in_block = std::min(end - position, kBlockTokens - position % kBlockTokens);
     const std::int32_t row = host_row(session.blocks.data(), static_cast<std::int32_t>(position));
     position += in_block;
-    if (which == Rows::own && blocks_.shared(row / kTokensPerBlock)) {
+    if (which == Rows::own && blocks_->shared(row / kTokensPerBlock)) {
       continue;
     }
     if (!runs.empty() && runs.back().first + runs.back().count == row) {

@@ -45,10 +45,17 @@ void RuntimeImpl::execute(const std::function<void()>& body, std::span<State* co
 }
 
 void RuntimeImpl::roll_back(std::span<State* const> sessions, std::int64_t tokens) {
+  std::vector<RowRun> rows;
   for (const State* session : sessions) {
-    backend_->release(state_->layers(), row_runs(*session, session->length, session->length + tokens));
+    const std::vector<RowRun> own = row_runs(*session, session->length, session->length + tokens);
+    rows.insert(rows.end(), own.begin(), own.end());
   }
-  state_->clear_kth_scores();
+  try {
+    backend_->release(state_->layers(), rows);
+    state_->clear_kth_scores();
+  } catch (const Error&) {
+    // The caller gets the error that came first; a device that cannot do this fails in the next call too.
+  }
 }
 
 void RuntimeImpl::prefill(const Session& session, std::span<const std::int32_t> tokens, const Forward& forward) {
@@ -101,7 +108,8 @@ void RuntimeImpl::capture(Forward forward, const std::vector<std::int32_t>& batc
     std::function<void()> replay = capturer ? capturer(body) : backend_->capture(body);
     captured.insert_or_assign({query_rows, batch}, Captured{std::move(pass), std::move(replay)});
   }
-  captured_.swap(captured);
+  std::erase_if(captured_, [&](const auto& entry) { return entry.first.first == query_rows; });
+  captured_.merge(captured);
   forward_ = std::move(forward);
 }
 

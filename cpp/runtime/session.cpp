@@ -17,7 +17,7 @@ const detail::SessionState& state_of(const std::shared_ptr<detail::SessionState>
 std::int64_t Session::id() const { return state_of(state_).id; }
 std::int64_t Session::length() const { return state_of(state_).length; }
 std::int64_t Session::capacity() const { return state_of(state_).capacity; }
-bool Session::closed() const { return state_of(state_).closed; }
+bool Session::closed() const { return state_of(state_).closed || state_->runtime.expired(); }
 const std::vector<std::int32_t>& Session::blocks() const { return state_of(state_).blocks; }
 
 bool Session::paused() const { return state_of(state_).paused; }

@@ -40,8 +40,7 @@ DType dtype_of(const nb::dlpack::dtype& type, const char* name) {
   refuse(name, kind + std::to_string(type.bits), "float32, bfloat16, int32 or uint8 (FP8 crosses as uint8)");
 }
 
-template <typename Nd>
-Array view(const Nd& nd, const char* name, const std::string& device) {
+Array view(const nb::ndarray<nb::ro>& nd, const char* name, const std::string& device) {
   const bool on_cpu = nd.device_type() == nb::device::cpu::value;
   const std::string where = on_cpu                                        ? "cpu"
                             : nd.device_type() == nb::device::cuda::value ? "cuda:" + std::to_string(nd.device_id())
@@ -69,7 +68,7 @@ Array view(const Nd& nd, const char* name, const std::string& device) {
 
 }  // namespace
 
-Array to_array(nb::handle object, const char* name, const std::string& device, bool output) {
+HeldArray to_array(nb::handle object, const char* name, const std::string& device, bool output) {
   if (object.is_none()) {
     return {};
   }
@@ -77,18 +76,18 @@ Array to_array(nb::handle object, const char* name, const std::string& device, b
   if (const nb::object gradient = nb::getattr(object, "requires_grad", nb::none()); gradient.is(nb::bool_(true))) {
     refuse(name, "an array with gradients", "one without (detached, or computed under torch.no_grad)");
   }
-  if (output) {
-    nb::ndarray<> nd;
-    if (!nb::try_cast(object, nd, false)) {
+  if (output) {  // the same array again, but refused where it is read-only
+    nb::ndarray<> writable;
+    if (!nb::try_cast(object, writable, false)) {
       refuse(name, kind_of(object), "a writable array (DLPack)");
     }
-    return view(nd, name, device);
   }
   nb::ndarray<nb::ro> nd;
   if (!nb::try_cast(object, nd, false)) {
     refuse(name, kind_of(object), "an array (DLPack)");
   }
-  return view(nd, name, device);
+  const Array array = view(nd, name, device);
+  return {array, std::move(nd)};
 }
 
 nb::capsule keep(std::shared_ptr<const void> owner) {

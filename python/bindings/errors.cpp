@@ -67,7 +67,7 @@ void register_errors(nb::module_& module) {
       make_class(module, "CapacityError", "It does not fit; nothing has changed.", {classes.error, PyExc_MemoryError});
   classes.state =
       make_class(module, "StateError", "The object is in no state for this call.", {classes.error, PyExc_RuntimeError});
-  classes.cuda = make_class(module, "CudaError", "A CUDA call failed, or a kernel reported an error.",
+  classes.cuda = make_class(module, "CudaError", "A CUDA call failed. The runtime can only be closed afterwards.",
                             {classes.error, PyExc_RuntimeError});
   classes.not_supported = make_class(module, "NotSupported", "This build or device cannot do it.",
                                      {classes.error, PyExc_NotImplementedError});

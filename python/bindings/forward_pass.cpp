@@ -33,8 +33,8 @@ RowBlock block_of(const ForwardPass& pass, const Block& block) {
   return pass.blocks().front();
 }
 
-Array given(nb::handle object, const char* name, const std::string& device, bool output = false) {
-  const Array array = to_array(object, name, device, output);
+HeldArray given(nb::handle object, const char* name, const std::string& device, bool output = false) {
+  HeldArray array = to_array(object, name, device, output);
   if (!array) {
     throw InvalidArgument(std::string(name) + ": None given, expected an array");
   }
@@ -46,19 +46,19 @@ nb::object out_array(const PassHandle& self, const Array& array) {
 }
 
 void append(const PassHandle& self, std::int32_t layer, nb::handle kv, nb::handle index_key) {
-  const Array rows = given(kv, "kv", self.device());
-  const Array keys = to_array(index_key, "index_key", self.device());
+  const HeldArray rows = given(kv, "kv", self.device());
+  const HeldArray keys = to_array(index_key, "index_key", self.device());
   const nb::gil_scoped_release release;
-  self.get().append(layer, rows, keys);
+  self.get().append(layer, rows.array, keys.array);
 }
 
 void score(const PassHandle& self, std::int32_t layer, nb::handle index_q, nb::handle index_weights,
            const Block& block) {
-  const Array q = given(index_q, "index_q", self.device());
-  const Array weights = given(index_weights, "index_weights", self.device());
+  const HeldArray q = given(index_q, "index_q", self.device());
+  const HeldArray weights = given(index_weights, "index_weights", self.device());
   const RowBlock rows = block_of(self.get(), block);
   const nb::gil_scoped_release release;
-  self.get().score(layer, q, weights, rows);
+  self.get().score(layer, q.array, weights.array, rows);
 }
 
 nb::object select(const PassHandle& self, std::int32_t layer, const Block& block) {
@@ -72,40 +72,40 @@ nb::object select(const PassHandle& self, std::int32_t layer, const Block& block
 }
 
 nb::object recall(const PassHandle& self, std::int32_t layer, nb::handle selection, const Block& block) {
-  const Array positions = to_array(selection, "selection", self.device());
+  const HeldArray positions = to_array(selection, "selection", self.device());
   const RowBlock rows = block_of(self.get(), block);
   Array slots;
   {
     const nb::gil_scoped_release release;
-    slots = self.get().recall(layer, rows, positions);
+    slots = self.get().recall(layer, rows, positions.array);
   }
   return out_array(self, slots);
 }
 
 void attend(const PassHandle& self, std::int32_t layer, nb::handle q, float scale, nb::handle out, const Block& block) {
-  const Array queries = given(q, "q", self.device());
-  const Array output = given(out, "out", self.device(), true);
+  const HeldArray queries = given(q, "q", self.device());
+  const HeldArray output = given(out, "out", self.device(), true);
   const RowBlock rows = block_of(self.get(), block);
   const nb::gil_scoped_release release;
-  self.get().attend(layer, queries, scale, output, rows);
+  self.get().attend(layer, queries.array, scale, output.array, rows);
 }
 
 void attention(const PassHandle& self, std::int32_t layer, nb::handle kv, nb::handle q, float scale, nb::handle out,
                nb::handle index_key, nb::handle index_q, nb::handle index_weights) {
-  LayerInputs in;
-  in.kv = given(kv, "kv", self.device());
-  in.index_key = to_array(index_key, "index_key", self.device());
-  in.index_q = to_array(index_q, "index_q", self.device());
-  in.index_weights = to_array(index_weights, "index_weights", self.device());
-  in.q = given(q, "q", self.device());
-  in.scale = scale;
-  const Array output = given(out, "out", self.device(), true);
-  if (static_cast<bool>(in.index_q) != static_cast<bool>(in.index_weights) ||
-      static_cast<bool>(in.index_q) != static_cast<bool>(in.index_key)) {
-    throw InvalidArgument("index_q: index_key, index_q and index_weights go together, or all are left out");
-  }
+  const HeldArray rows = given(kv, "kv", self.device());
+  const HeldArray keys = to_array(index_key, "index_key", self.device());
+  const HeldArray index_queries = to_array(index_q, "index_q", self.device());
+  const HeldArray weights = to_array(index_weights, "index_weights", self.device());
+  const HeldArray queries = given(q, "q", self.device());
+  const HeldArray output = given(out, "out", self.device(), true);
+  const LayerInputs in{.kv = rows.array,
+                       .index_key = keys.array,
+                       .index_q = index_queries.array,
+                       .index_weights = weights.array,
+                       .q = queries.array,
+                       .scale = scale};
   const nb::gil_scoped_release release;
-  self.get().attention(layer, in, output);
+  self.get().attention(layer, in, output.array);
 }
 
 }  // namespace

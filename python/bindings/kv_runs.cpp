@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <string>
 
 #include "array_cast.hpp"
@@ -56,10 +57,14 @@ KvRuns from_arrays(const nb::list& rows, const nb::list& index_keys) {
                           std::to_string(index_keys.size()) + " of index_keys, expected the same number, at least 1");
   }
   KvRuns kv;
+  nb::list owners;
   kv.thresholds.assign(rows.size(), std::numeric_limits<float>::quiet_NaN());
   for (std::size_t layer = 0; layer < rows.size(); ++layer) {
-    const Array array = to_array(rows[layer], "rows", "cpu");
-    const Array keys = to_array(index_keys[layer], "index_keys", "cpu");
+    const HeldArray held = to_array(rows[layer], "rows", "cpu");
+    const Array& array = held.array;
+    const HeldArray held_keys = to_array(index_keys[layer], "index_keys", "cpu");
+    const Array& keys = held_keys.array;
+    owners.append(nb::cast(held.held));
     if (array.dtype != DType::u8 || array.dims != 2 || array.elements() == 0 ||
         (layer > 0 && (array.shape[0] != kv.length || array.shape[1] != kv.row_bytes))) {
       throw InvalidArgument("rows: layer " + std::to_string(layer) + " is " + to_string(array) +
@@ -77,7 +82,7 @@ KvRuns from_arrays(const nb::list& rows, const nb::list& index_keys) {
         {{.first_token = 0, .tokens = array.shape[0], .rows = array.as<std::byte>(), .stride = array.shape[1]}});
     kv.index_keys.emplace_back(keys.as<std::byte>(), keys.as<std::byte>() + keys.elements());
   }
-  kv.keep_alive = keep_object(nb::tuple(rows));  // a copy: the caller may change the list
+  kv.keep_alive = keep_object(std::move(owners));
   return kv;
 }
 

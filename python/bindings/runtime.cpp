@@ -6,8 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <memory>
+#include <type_traits>
 
 #include "array_cast.hpp"
 #include "bindings.hpp"
@@ -52,7 +52,11 @@ void capture(Runtime& self, nb::object forward, const std::vector<std::int32_t>&
 }
 
 nb::dict cache_state(const Runtime& self, std::int32_t layer) {
-  CacheState state = self.cache_state(layer);
+  CacheState state;
+  {
+    const nb::gil_scoped_release release;
+    state = self.cache_state(layer);
+  }
   const std::size_t slots = state.host_of.size();
   const std::size_t rows = state.slot_of.size();
   const auto row_bytes = static_cast<std::size_t>(self.plan().shape.row_bytes());
@@ -73,23 +77,27 @@ void register_runtime(nb::module_& module) {
       .def_prop_ro("plan", &Runtime::plan, nb::rv_policy::reference_internal)
       .def_prop_ro("device", &Runtime::device)
       .def_prop_ro("closed", &Runtime::closed)
-      .def("open_session", &Runtime::open_session, "max_tokens"_a)
+      .def("open_session", &Runtime::open_session, "max_tokens"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("prefill", &prefill, "session"_a, "tokens"_a, "forward"_a.none())
       .def("step", &step, "sessions"_a, "tokens"_a, "query_rows"_a, "forward"_a.none())
       .def("capture", &capture, "forward"_a.none(), "batch_sizes"_a, "query_rows"_a, "capturer"_a.none())
       .def("export_kv", &Runtime::export_kv, "session"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("import_kv", &Runtime::import_kv, "session"_a, "source"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("begin_import", &Runtime::begin_import, "session"_a, "tokens"_a)
+      .def("begin_import", &Runtime::begin_import, "session"_a, "tokens"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("finish_import", &Runtime::finish_import, "session"_a, "filled"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "thresholds",
           [](const Runtime& self, const Session& session) {
-            std::vector<float> values = self.thresholds(session);
+            std::vector<float> values;
+            {
+              const nb::gil_scoped_release release;
+              values = self.thresholds(session);
+            }
             const std::size_t layers = values.size();
             return numpy_copy(std::move(values), {layers});
           },
           "session"_a)
-      .def("stats", &Runtime::stats)
+      .def("stats", &Runtime::stats, nb::call_guard<nb::gil_scoped_release>())
       .def("cache_state", &cache_state, "layer"_a,
            nb::sig("def cache_state(self, layer: int) -> dict[str, typing.Any]"))
       .def("use_stream", &Runtime::use_stream, "stream"_a)

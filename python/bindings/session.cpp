@@ -19,17 +19,17 @@ void register_session(nb::module_& module) {
       .def_prop_ro("closed", &Session::closed)
       .def_prop_ro("blocks", &Session::blocks, "Host blocks: the row of position p is blocks[p // 64] * 64 + p % 64.")
       .def_prop_ro("paused", &Session::paused)
-      .def("fork", &Session::fork, "max_tokens"_a = 0,
+      .def("fork", &Session::fork, nb::call_guard<nb::gil_scoped_release>(), "max_tokens"_a = 0,
            "A new session with the same context and its own future.\n\n"
            "Whole blocks of 64 tokens are shared, the last one is copied.\n\n"
            "Args:\n    max_tokens: most tokens the new session can hold; 0 means as many as this one.\n\n"
            "Raises:\n    CapacityError: no session or not enough host rows are free.")
-      .def("truncate", &Session::truncate, "length"_a,
+      .def("truncate", &Session::truncate, nb::call_guard<nb::gil_scoped_release>(), "length"_a,
            "Forgets all tokens from `length` on (rejected speculation, an edited prompt).")
-      .def("pause", &Session::pause,
+      .def("pause", &Session::pause, nb::call_guard<nb::gil_scoped_release>(),
            "Gives up the session's GPU rows. It keeps its host rows; it cannot be decoded until `resume`.")
-      .def("resume", &Session::resume, "Ends a pause; rows come back as they are selected, with the same bits.")
-      .def("close", &Session::close, "Gives back all host rows and GPU slots. Idempotent.")
+      .def("resume", &Session::resume, nb::call_guard<nb::gil_scoped_release>(), "Ends a pause; rows come back as they are selected, with the same bits.")
+      .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(), "Gives back all host rows and GPU slots. Idempotent.")
       .def("__enter__", [](const Session& session) { return session; })
       .def(
           "__exit__", [](Session& session, nb::handle, nb::handle, nb::handle) { session.close(); },

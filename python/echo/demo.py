@@ -116,8 +116,8 @@ def run(options: argparse.Namespace) -> int:
         raise echo.NotSupported(f"demo: {error.name} is missing; pip install 'echo-kv[demo]'") from error
     _check(options)
     console = Console()
-    device = "cuda" if echo.machine_limits(options.device).device_bytes else "cpu"
-    text = _text(options.tokens or (32768 if device == "cuda" else 8192))
+    device = _device(options.device)
+    text = _text(options.tokens or (8192 if device == "cpu" else 32768))
     recorder = SelectionRecorder()
     model = hf.DsaModel(hf.tiny_model(seed=0, device=device), observer=recorder)
     shape = model.shape(options.row_format, "fp32" if options.row_format == "fp32" else "fp8")
@@ -154,6 +154,12 @@ def _check(options: argparse.Namespace) -> None:
         raise echo.InvalidArgument(f"new_tokens: {options.new_tokens} given, expected at least 1")
     if not 0 < options.pool <= 1:
         raise echo.InvalidArgument(f"pool: {options.pool} given, expected more than 0, at most 1")
+
+
+def _device(name: str) -> str:
+    """The device that a runtime would take, 'cpu' or 'cuda:N'."""
+    with echo.Runtime(echo.ModelShape.tiny(), device=name, host_tokens=64, max_batch=1) as runtime:
+        return runtime.device
 
 
 def _text(tokens: int) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -20,6 +22,7 @@ from echo._core import (
     RuntimeConfig,
     RuntimeStats,
     Session,
+    StateError,
 )
 
 Forward = Callable[[ForwardPass], Any]
@@ -84,7 +87,10 @@ class Runtime:
     def __init__(self, shape: ModelShape, **settings: Any) -> None:
         """See the class."""
         self._core = _core.Runtime(shape, RuntimeConfig(**settings))
-        self._output: Any = None
+        self._running = threading.Lock()
+        self._output: Any = None  # of the pass that runs
+        self._forwards: dict[int, Forward] = {}  # captured, by query rows
+        self._stream: int | None = None
 
     @property
     def plan(self) -> Plan:
@@ -129,17 +135,17 @@ class Runtime:
             What the forward returned. If the forward raises, the session is as before.
         """
         ids = _integers(tokens)
-        self._output = None
-        self._use_current_stream()
-        self._core.prefill(session, ids, self._kept(forward))
-        return self._output
+        with self._pass():
+            self._core.prefill(session, ids, self._eager(forward))
+            return self._output
 
     def capture(self, forward: Forward, batch_sizes: Sequence[int], query_rows: int = 1) -> None:
         """Makes `forward` the model of this runtime.
 
         On a GPU it is captured through torch as one CUDA graph per batch size; `step` replays the smallest one that
         holds the batch, its other rows being padding. On the CPU a replay runs the forward again. The forward is run
-        once per size on padding rows to warm it up; that changes no session.
+        once per size on padding rows to warm it up; that changes no session. What was captured before for the same
+        `query_rows` is replaced; prefill takes the latest forward.
 
         Args:
             forward: the model. It must not synchronise or allocate outside of torch while it is captured, and what
@@ -147,10 +153,22 @@ class Runtime:
             batch_sizes: numbers of sessions to capture for, each at most `max_batch`.
             query_rows: new tokens per session.
         """
-        if self.device == "cpu":
-            self._core.capture(self._kept(forward), list(batch_sizes), query_rows, None)
-        else:
-            self._capture_with_torch(forward, list(batch_sizes), query_rows)
+        if not callable(forward):
+            raise InvalidArgument(f"forward: {forward!r} given, expected a callable")
+        with self._pass():
+            before = self._forwards.get(query_rows)
+            self._forwards[query_rows] = forward
+            try:
+                if self.device == "cpu":
+                    self._core.capture(self._captured(query_rows), list(batch_sizes), query_rows, None)
+                else:
+                    self._capture_with_torch(list(batch_sizes), query_rows)
+            except BaseException:
+                if before is None:
+                    del self._forwards[query_rows]
+                else:
+                    self._forwards[query_rows] = before
+                raise
 
     def step(self, batch: Batch, forward: Forward | None = None) -> Any:
         """One decode step: appends each session's tokens and runs the model on them.
@@ -160,9 +178,11 @@ class Runtime:
             forward: run this model eagerly, on exactly the batch's rows; default: replay the captured one.
 
         Returns:
-            What the forward returned, cut to the batch's rows (first dimension) where it had padding. Session i's
-            rows are i * query_rows onwards. Outputs of a replay are overwritten by the next step of the same captured
-            size. If the forward raises, every session is as before.
+            What the forward returned. Of a replay with padding rows, arrays are cut to the batch's rows (their first
+            dimension; also in tuples, lists and dicts). Session i's rows are i * query_rows onwards. Outputs of a
+            replay are overwritten by the next step of the same captured size. If the forward raises, every session is
+            as before. On a GPU the step may still be running; what its kernels find wrong (a selection of the
+            caller's that names no token) is raised by the next pass or `synchronize`.
 
         Raises:
             InvalidArgument: naming the part of the batch that is malformed; nothing has changed.
@@ -170,15 +190,15 @@ class Runtime:
             CapacityError: a session is full.
         """
         tokens, query_rows = batch.flat()
-        self._output = None
-        self._use_current_stream()
-        self._core.step(batch.sessions, tokens, query_rows, self._kept(forward))
-        return _cut(self._output, len(tokens))
+        with self._pass():
+            self._core.step(batch.sessions, tokens, query_rows, self._eager(forward))
+            return self._output if forward is not None else _cut(self._output, len(tokens))
 
     def export_kv(self, session: Session) -> KvRuns:
         """The session's KV, all layers: rows as read-only views of host memory, index keys as a copy.
 
-        Waits for steps that are still running. The views show later changes of the host pool.
+        Waits for steps that are still running. As long as the result or one of its arrays lives, its rows are given
+        to nobody else, also when the session is closed; so drop it to get the memory back.
         """
         return self._core.export_kv(session)
 
@@ -229,40 +249,66 @@ class Runtime:
         """Closes the runtime."""
         self.close()
 
-    def _kept(self, forward: Forward | None) -> Callable[[ForwardPass], None] | None:
+    def use_stream(self, stream: int | None) -> None:
+        """Sets the CUDA stream that later calls work on.
+
+        Args:
+            stream: cudaStream_t as an integer; it must live until the next `use_stream` or `close`. None, the
+                default, means torch's current stream at each call if torch with CUDA is loaded, else a stream of the
+                runtime's own.
+        """
+        self._stream = stream
+        if stream is not None:
+            self._core.use_stream(stream)
+
+    @contextmanager
+    def _pass(self) -> Iterator[None]:
+        """One pass at a time, on the right stream; its output is in `_output` while the context lasts."""
+        if not self._running.acquire(blocking=False):
+            raise StateError("runtime: another call is still running; calls must not overlap")
+        try:
+            self._output = None
+            if self._stream is None and self.device != "cpu" and (torch := _torch_with_cuda()) is not None:
+                self._core.use_stream(torch.cuda.current_stream(self.device).cuda_stream)
+            yield
+        finally:
+            self._output = None
+            self._running.release()
+
+    def _eager(self, forward: Forward | None) -> Callable[[ForwardPass], None] | None:
         """The forward, with what it returns put aside for the caller of the pass."""
         if forward is None:
             return None
         if not callable(forward):
             raise InvalidArgument(f"forward: {forward!r} given, expected a callable")
 
-        runtime = weakref.ref(self)  # a captured forward must not keep the runtime that keeps it
-
         def run(forward_pass: ForwardPass) -> None:
-            output = forward(forward_pass)
-            if (owner := runtime()) is not None:
-                owner._output = output
+            self._output = forward(forward_pass)
 
         return run
 
-    def _use_current_stream(self) -> None:
-        """Works in stream order with torch, where torch is used."""
-        torch = sys.modules.get("torch")
-        if self.device != "cpu" and torch is not None:
-            self._core.use_stream(torch.cuda.current_stream(self.device).cuda_stream)
+    def _captured(self, query_rows: int) -> Callable[[ForwardPass], None]:
+        """What the core keeps of a captured forward: no reference that Python's garbage collector cannot see."""
+        runtime = weakref.ref(self)
 
-    def _capture_with_torch(self, forward: Forward, batch_sizes: list[int], query_rows: int) -> None:
+        def run(forward_pass: ForwardPass) -> None:
+            if (owner := runtime()) is not None:  # whoever runs a pass holds it
+                owner._output = owner._forwards[query_rows](forward_pass)
+
+        return run
+
+    def _capture_with_torch(self, batch_sizes: list[int], query_rows: int) -> None:
         import torch
 
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
+        runtime = weakref.ref(self)
 
         def capturer(body: Callable[[], None]) -> Callable[[], None]:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
                 body()
             output = self._output
-            runtime = weakref.ref(self)
 
             def replay() -> None:
                 graph.replay()
@@ -273,8 +319,16 @@ class Runtime:
 
         self._core.use_stream(stream.cuda_stream)
         with torch.cuda.stream(stream):
-            self._core.capture(self._kept(forward), batch_sizes, query_rows, capturer)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+            self._core.capture(self._captured(query_rows), batch_sizes, query_rows, capturer)
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(stream)
+        self._core.use_stream(current.cuda_stream if self._stream is None else self._stream)
+
+
+def _torch_with_cuda() -> Any:
+    """torch, if it is loaded already and can use a GPU."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() else None
 
 
 def _integers(entry: Any) -> list[int]:
@@ -295,7 +349,10 @@ def _integers(entry: Any) -> list[int]:
 
 def _cut(output: Any, rows: int) -> Any:
     """Without the padding rows at the end of its first dimension."""
-    if isinstance(output, tuple):
-        return tuple(_cut(part, rows) for part in output)
+    if isinstance(output, (tuple, list)):
+        parts = [_cut(part, rows) for part in output]
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    if isinstance(output, dict):
+        return {name: _cut(part, rows) for name, part in output.items()}
     shape = getattr(output, "shape", None)
     return output[:rows] if shape is not None and len(shape) > 0 and shape[0] > rows else output

@@ -156,6 +156,21 @@ def test_a_forward_that_raises_changes_nothing(make_rig, stage, layer, call):
     rig.check()
 
 
+def test_scores_of_a_failed_pass_reach_no_other_session(make_rig):
+    """A k-th score was found before the forward raised; the next session in that row has none of its own yet."""
+    rig = make_rig(small_shape())
+    long_one = rig.open(64)
+    rig.prefill(long_one, [(3 * i) % 61 for i in range(30)])
+    rig.model.on_stage = fail_at("end", 2)
+    with pytest.raises(ForwardFailed):
+        rig.prefill(long_one, [1, 2, 3])
+    rig.model.on_stage = None
+    fresh = rig.open(64)
+    rig.step([(fresh, 1)])
+    assert np.isnan(rig.runtime.thresholds(fresh.session)).all()
+    rig.check()
+
+
 def test_a_forward_that_leaves_out_a_layer_is_refused(make_rig):
     rig = make_rig(small_shape())
     pair = rig.open(64)

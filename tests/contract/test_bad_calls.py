@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.rig import Rig, small_shape
+from support.verbs import ARGUMENTS, call, tensors
 
 import echo
 

@@ -189,13 +189,16 @@ def test_the_number_of_threads_changes_no_bit(make_rig, device, threads):
         assert_same_bits(given, wanted)
 
 
-def test_the_same_script_gives_the_same_bits_and_counters_again(make_rig):
+def test_two_workers_with_the_same_inputs_do_the_same(make_rig):
+    """Pitfall 24: results are equal in every bit; on the CPU, which slots are taken is, too."""
     script = Script(seed=15)
     rigs = [make_rig(small_shape(), model={"seed": 2}) for _ in range(2)]
     first, second = (script.play(rig) for rig in rigs)
     for given, wanted in zip(first, second, strict=True):
         assert_same_bits(given, wanted)
     for a, b in zip(*(rig.runtime.stats().layers for rig in rigs), strict=True):
-        assert (a.hits, a.appended, a.used_slots) == (b.hits, b.appended, b.used_slots)
+        assert a.appended == b.appended
+        if rigs[0].kind == "cpu":  # a GPU's threads race for victims
+            assert (a.hits, a.misses, a.evictions, a.used_slots) == (b.hits, b.misses, b.evictions, b.used_slots)
     for rig in rigs:
         check_cache(rig.runtime, [pair.session for pair in rig.pairs])

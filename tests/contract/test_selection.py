@@ -216,6 +216,30 @@ def test_scores_past_the_length_are_never_selected(make_runtime, device):
         assert selections[sessions.index(session)].tolist() == list(range(K))
 
 
+def test_thresholds_follow_finite_kth_scores_alone(make_runtime, device):
+    """Pitfall 9: a moving average would never forget an infinity; NaN and infinite k-th scores are skipped."""
+    runtime = make_runtime(raw_shape(), max_batch=1)
+    session = runtime.open_session(64)
+
+    def append(scores: list[float]) -> float:
+        before = session.length
+        values = np.concatenate([np.zeros(before), np.array(scores)]).astype(np.float32)
+        runtime.prefill(session, [0] * len(scores), ChosenScores(values, device))
+        return float(runtime.thresholds(session)[0])
+
+    assert np.isnan(append([INF] * (K - 1)))
+    assert np.isnan(append([INF]))  # the k-th score is infinite
+    assert np.isnan(append([NAN]))
+    session.truncate(0)
+    assert append([8.0] * K) == 8.0
+    assert append([16.0]) == 8.0  # the k-th of them is still 8
+    assert append([16.0] * (K - 1)) == 12.0  # it was 8 up to the last of them
+    assert 12.0 < append([INF] * (K - 1)) < 16.0
+    last = float(runtime.thresholds(session)[0])
+    assert append([INF]) == last  # from here on it is infinite
+    assert append([NAN, INF, -INF]) == last
+
+
 def test_lengths_around_k_define_every_word(make_rig):
     """Pitfall 8: lengths 1, k - 1, k, k + 1 from an empty session on; outputs were poisoned before."""
     rig = make_rig(small_shape(), max_batch=2)

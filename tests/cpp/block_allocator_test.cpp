@@ -62,11 +62,11 @@ TEST(BlockAllocator, KeepsSharedBlocksUntilTheLastHolderDropsThem) {
   const auto blocks = *allocator.allocate(4);
   const std::vector<std::int32_t> two(blocks.begin(), blocks.begin() + 2);
   allocator.share(two);
-  EXPECT_TRUE(allocator.shared(blocks[0]));
-  EXPECT_FALSE(allocator.shared(blocks[2]));
+  EXPECT_EQ(allocator.holders(blocks[0]), 2);
+  EXPECT_EQ(allocator.holders(blocks[2]), 1);
   const auto orphans = allocator.drop(blocks);
   EXPECT_EQ(orphans, std::vector<std::int32_t>(blocks.begin() + 2, blocks.end()));
-  EXPECT_FALSE(allocator.shared(blocks[0]));
+  EXPECT_EQ(allocator.holders(blocks[0]), 1);
   EXPECT_EQ(allocator.free_blocks(), 6);
   allocator.recycle(orphans);
   allocator.recycle(allocator.drop(two));

@@ -56,7 +56,7 @@ class OracleSession:
     """One session: its tokens, and what follows from them."""
 
     def __init__(self, model: SyntheticModel, alpha: float = 0.5) -> None:
-        self.model = model if model.device == "cpu" else model.to("cpu")
+        self.model = model.on_cpu()
         self.shape = model.shape
         self.alpha = alpha
         self.tokens: list[int] = []

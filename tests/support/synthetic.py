@@ -70,6 +70,7 @@ class SyntheticModel:
         self.shared = frozenset(shared)
         self.vocab = vocab
         self.last: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._cpu_copy: SyntheticModel | None = None
         # Called with the name of a stage and the layer before the stage runs; tests fail or peek there.
         self.on_stage: Callable[[str, int, echo.ForwardPass], None] | None = None
         generator = torch.Generator().manual_seed(seed)
@@ -100,10 +101,17 @@ class SyntheticModel:
             for _ in range(shape.layers)
         ]
 
+    def on_cpu(self) -> SyntheticModel:
+        """The same model on the CPU, made once."""
+        if self._cpu_copy is None:
+            self._cpu_copy = self if self.device == "cpu" else self.to("cpu")
+        return self._cpu_copy
+
     def to(self, device: str) -> SyntheticModel:
         """The same model on another device."""
         other = copy.copy(self)
         other.device = device
+        other._cpu_copy = None
         other.last = {}
         other.tables = [
             {kind: (tokens.to(device), positions.to(device)) for kind, (tokens, positions) in layer.items()}

@@ -33,7 +33,7 @@ class __attribute__((visibility("default"))) StateError : public Error {
   using Error::Error;
 };
 
-/// A CUDA call failed, or a kernel reported an error.
+/// A CUDA call failed. The runtime can only be closed afterwards.
 class __attribute__((visibility("default"))) CudaError : public Error {
  public:
   using Error::Error;

@@ -56,7 +56,7 @@ class ECHO_API ForwardPass {
   Array select(std::int32_t layer, RowBlock block);
   /// Makes the selected rows resident: i32 [count, top_k] slots in the order of the selection, -1 where the
   /// selection is -1. Valid until the next recall. `selection` (i32 [count, top_k], -1 anywhere) replaces the
-  /// last select's.
+  /// last select's. Once per layer and block: a second call may need more slots than the least pool has.
   Array recall(std::int32_t layer, RowBlock block, const Array& selection = {});
   /// Sparse MLA over the slots of the last recall: out[t, h] = softmax(scale * q[t, h] . row) . row[:latent].
   /// q and out are those of the whole pass; out is [rows, query_heads, latent_dim], f32 or bf16.

@@ -11,6 +11,9 @@ namespace echo {
 /// Tokens per block: the unit in which host rows and index keys are given out.
 inline constexpr std::int32_t kBlockTokens = 64;
 
+/// Blocks that hold so many tokens.
+constexpr std::int64_t blocks_of(std::int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
+
 /// How one KV row (latent + rope of one token and layer) is stored.
 ///   fp8_656    512 x e4m3 | 4 x fp32 scale, one per 128 | 64 x bf16 rope; scales are powers of two, so
 ///              that dequantisation to bf16 is exact (656 B; layout of DeepSeek's FlashMLA)

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -58,7 +60,8 @@ class ECHO_API Runtime {
   void prefill(const Session& session, std::span<const std::int32_t> tokens, const Forward& forward = {});
 
   /// Makes `forward` the model of this runtime: prefill runs it directly, step replays it for the smallest of
-  /// `batch_sizes` (sessions) that holds the batch, with padding rows. Runs it once per size on padding rows alone
+  /// `batch_sizes` (sessions) that holds the batch, with padding rows. Replaces what was captured for the same
+  /// number of query rows; with other numbers (speculative decoding) both are kept. Runs it once per size on padding rows alone
   /// to warm it up. `capturer` defaults to the backend's own: a CUDA graph, or running the forward again on the CPU.
   void capture(Forward forward, const std::vector<std::int32_t>& batch_sizes, std::int32_t query_rows = 1,
                const Capturer& capturer = {});
@@ -68,7 +71,8 @@ class ECHO_API Runtime {
   /// the forward writes; who calls step samples. If the forward throws, every session is as before.
   void step(const Batch& batch, const Forward& forward = {});
 
-  /// Views of the session's rows on the host, all layers; waits for what is still being written.
+  /// Views of the session's rows on the host, all layers; waits for what is still being written. As long as a copy of
+  /// the result lives, the rows are given to nobody else, also when the session is closed.
   KvRuns export_kv(const Session& session);
   /// Fills an empty session with the KV of `source` (which may belong to another runtime of the same shape).
   void import_kv(const Session& session, const KvRuns& source);
@@ -86,7 +90,9 @@ class ECHO_API Runtime {
   void close();
   bool closed() const;
 
-  /// Stream (cudaStream_t as an integer) that all later calls work on; no meaning on the CPU.
+  /// Stream (cudaStream_t as an integer) that all later calls work on, in order with earlier ones; until the first
+  /// call, a stream of the runtime's own. What a forward launches has to be on the same stream, and the stream has to
+  /// live until the next use_stream or close. No meaning on the CPU.
   void use_stream(std::uintptr_t stream);
   /// Waits until everything called so far has happened; throws what went wrong in it.
   void synchronize();
@@ -95,7 +101,7 @@ class ECHO_API Runtime {
   std::shared_ptr<RuntimeImpl> impl_;
 };
 
-/// "echo 0.1.0, CUDA 13.0 for 90a" or "echo 0.1.0, CPU only".
+/// "echo 0.1.0, CUDA for 90a" or "echo 0.1.0, CPU only".
 ECHO_API std::string build_info();
 
 }  // namespace echo

@@ -11,7 +11,7 @@ namespace echo {
 struct LayerStats {
   std::int64_t hits = 0;        ///< selected rows that were in a slot (each entry of a selection counts)
   std::int64_t misses = 0;      ///< rows fetched from the host
-  std::int64_t evictions = 0;   ///< slots taken from a row that was still wanted by nobody in this step
+  std::int64_t evictions = 0;   ///< slots that were taken from another row
   std::int64_t appended = 0;    ///< rows of new tokens written (slot and host)
   std::int64_t used_slots = 0;  ///< slots that hold a row now
 };

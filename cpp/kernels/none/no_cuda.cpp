@@ -14,4 +14,6 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const RuntimeConfig& /*co
 
 std::int64_t cuda_free_bytes(int /*device*/) { return 0; }
 
+std::size_t cuda_scratch_bytes(const ScratchSizes& /*sizes*/) { return 0; }
+
 }  // namespace echo

@@ -1,0 +1,142 @@
+"""Host calls while the GPU is still busy with earlier steps: nothing is reused, freed or overwritten too early.
+
+`torch.cuda._sleep` keeps the stream busy for some tenths of a second, so that whatever follows is certainly called
+before the device gets there; the outputs must be those of a run without delays.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from support.rig import Rig, assert_same_bits, small_shape
+
+import echo
+
+pytestmark = pytest.mark.gpu
+CYCLES = 400_000_000  # about 0.2 s
+
+
+@pytest.fixture
+def rigs(make_rig, device) -> tuple[Rig, Rig]:
+    """The same runtime and model twice: one that is delayed, one that is not."""
+    if device != "cuda":
+        pytest.skip("only a GPU works while the host goes on")
+    settings = {"host_tokens": 1024, "max_context": 512}
+    return make_rig(small_shape(), **settings), make_rig(small_shape(), **settings)
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 61, count).tolist()
+
+
+def delayed_step(rig: Rig, entries) -> tuple[torch.Tensor, torch.Tensor]:
+    """A step that is still waiting when this returns."""
+    torch.cuda._sleep(CYCLES)
+    batch = echo.Batch([pair.session for pair, _ in entries], [token for _, token in entries])
+    return rig.runtime.step(batch, rig.model)
+
+
+def test_a_step_returns_before_its_work_is_done(rigs):
+    rig, _ = rigs
+    pair = rig.open(128)
+    rig.prefill(pair, tokens_of(1, 100))
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    delayed_step(rig, [(pair, 1)])
+    assert time.perf_counter() - started < 0.1
+    assert not torch.cuda.current_stream().query()
+
+
+@pytest.mark.parametrize("repeat", range(20))
+def test_rows_of_a_closed_session_are_not_imported_into_too_early(rigs, repeat):
+    results = []
+    for rig in rigs:
+        pair = rig.open(512)
+        rig.prefill(pair, tokens_of(repeat, 300))
+        step = delayed_step(rig, [(pair, 7)]) if rig is rigs[0] else rig.step([(pair, 7)])
+        pair.session.close()
+        other = rig.runtime.open_session(512)  # the same blocks, or others
+        third = rig.runtime.open_session(512)
+        for session in (other, third):
+            filled = rig.runtime.begin_import(session, 300)
+            for layer in range(3):
+                for rows in filled.rows(layer):
+                    rows[:] = 0xFF
+        results.append(step)
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("repeat", range(20))
+def test_a_fork_that_is_cut_and_filled_leaves_the_parents_step_alone(rigs, repeat):
+    results = []
+    for rig in rigs:
+        parent = rig.open(256)
+        rig.prefill(parent, tokens_of(repeat, 128))
+        child = parent.session.fork()
+        step = delayed_step(rig, [(parent, 7)]) if rig is rigs[0] else rig.step([(parent, 7)])
+        parent.session.close()
+        child.truncate(0)
+        filled = rig.runtime.begin_import(child, 128)
+        for layer in range(3):
+            for rows in filled.rows(layer):
+                rows[:] = 0xFF
+        results.append(step)
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_many_delayed_steps_queue_up(rigs, captured):
+    """More passes than the ring of control blocks holds, all issued before the first one runs."""
+    results = []
+    for rig in rigs:
+        if captured:
+            rig.runtime.capture(rig.model, [2])
+        pairs = [rig.open(128), rig.open(128)]
+        for number, pair in enumerate(pairs):
+            rig.prefill(pair, tokens_of(number, 70))
+        steps = []
+        if rig is rigs[0]:
+            torch.cuda._sleep(CYCLES)
+        for token in range(24):
+            batch = echo.Batch([pair.session for pair in pairs], [token, token + 1])
+            outputs, selections = rig.runtime.step(batch, None if captured else rig.model)
+            steps.append((outputs.clone(), selections.clone()))
+        results.append(steps)
+    for delayed, plain in zip(*results, strict=True):
+        assert_same_bits(delayed, plain)
+
+
+def test_a_runtime_closes_with_work_in_flight(rigs):
+    rig, plain = rigs
+    results = []
+    for one in (rig, plain):
+        pair = one.open(256)
+        one.prefill(pair, tokens_of(3, 200))
+        step = delayed_step(one, [(pair, 7)]) if one is rig else one.step([(pair, 7)])
+        started = time.perf_counter()
+        one.runtime.close()
+        one.runtime.close()
+        assert time.perf_counter() - started < 30
+        results.append(step)
+    assert_same_bits(*results)
+    torch.cuda.synchronize()
+
+
+def test_work_on_two_streams_is_in_order(rigs):
+    results = []
+    for rig in rigs:
+        pair = rig.open(256)
+        rig.prefill(pair, tokens_of(4, 150))
+        if rig is rigs[0]:
+            torch.cuda._sleep(CYCLES)
+        first = rig.runtime.step(echo.Batch([pair.session], [1]), rig.model)
+        other = torch.cuda.Stream()
+        with torch.cuda.stream(other):
+            second = rig.runtime.step(echo.Batch([pair.session], [2]), rig.model)
+        torch.cuda.current_stream().wait_stream(other)
+        torch.cuda.synchronize()
+        results.append((torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]])))
+    assert_same_bits(*results)
