@@ -15,15 +15,13 @@ from support.rig import Rig, assert_same_bits, small_shape
 
 import echo
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
 CYCLES = 400_000_000  # about 0.2 s
 
 
 @pytest.fixture
-def rigs(make_rig, device) -> tuple[Rig, Rig]:
+def rigs(make_rig) -> tuple[Rig, Rig]:
     """The same runtime and model twice: one that is delayed, one that is not."""
-    if device != "cuda":
-        pytest.skip("only a GPU works while the host goes on")
     settings = {"host_tokens": 1024, "max_context": 512}
     return make_rig(small_shape(), **settings), make_rig(small_shape(), **settings)
 

@@ -163,7 +163,7 @@ class LateModel(SyntheticModel):
     def inputs(self, layer: int, tokens: torch.Tensor, positions: torch.Tensor) -> LayerInputs:
         """As always, but for the rows."""
         x = super().inputs(layer, tokens, positions)
-        x.kv = x.kv * self.gain
+        x.kv = x.kv * self.gain.to(x.kv.device)  # the oracle computes on the CPU
         return x
 
 

@@ -24,6 +24,8 @@ import model  # noqa: E402
 import plan  # noqa: E402
 import train  # noqa: E402
 
+sys.path.remove(str(FOLDER))  # its modules have names that others may want
+
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
@@ -146,7 +148,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[
     for number, source in enumerate(sorted(Path(json.__file__).parents[1].glob("[a-d]*.py"))):
         (text / f"{number}.py").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     out = tmp_path_factory.mktemp("model")
-    return text, out, train.main(arguments(out, text))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    metrics = train.main(arguments(out, text))
+    torch.set_num_threads(threads)
+    return text, out, metrics
 
 
 def test_time_is_divided_by_share_but_each_stage_gets_some() -> None:

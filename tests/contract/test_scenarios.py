@@ -194,6 +194,10 @@ class Scenario:
         """A session's GPU rows go; it is refused until it is resumed."""
         if life := self.some():
             life.session.pause()
+            own = sorted(set(life.session.blocks) - self.blocks_but(life))
+            for layer in range(self.shape.layers):
+                slot_of = self.runtime.cache_state(layer)["slot_of"].reshape(-1, 64)
+                assert (slot_of[own] == -1).all(), "a paused session's own rows are resident"
             with pytest.raises(echo.StateError, match="^session: .* is paused"):
                 self.runtime.prefill(life.session, [1], self.model)
             with pytest.raises(echo.StateError, match="^session: .* is paused"):

@@ -106,8 +106,14 @@ class Rig:
         return child
 
     def pause(self, pair: Pair) -> None:
-        """Pauses a session; none of the rows that it alone holds stays resident."""
+        """Pauses a session; none of the rows that it alone holds stays resident.
+
+        Rows that it came to hold alone while it was paused may stay until their slots are taken.
+        """
+        was_paused = pair.session.paused
         pair.session.pause()
+        if was_paused:
+            return
         others = {block for other in self.pairs if other is not pair for block in other.session.blocks}
         rows = [host_row_of(pair.session, position) for position in range(pair.session.length)]
         for layer in range(self.model.shape.layers):
