@@ -97,13 +97,18 @@ class Indexing:
     """Index scores, selections and the indexer's loss; `compile_scores` fuses what follows the matrix product."""
 
     def __init__(self, compile_scores: bool = False) -> None:
-        self._weighted_relu = torch.compile(weighted_relu, dynamic=True) if compile_scores else weighted_relu
+        self._compiled = compile_scores
+        self._weighted_relu = torch.compile(weighted_relu) if compile_scores else weighted_relu
 
     def scores(self, queries: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
         """[batch, queries, tokens] in float32, for queries [batch, queries, heads, dim]."""
         batch, count, heads, dim = queries.shape
         products = queries.reshape(batch, count * heads, dim) @ keys.to(queries.dtype).transpose(1, 2)
-        scores: Tensor = self._weighted_relu(products.view(batch, count, heads, -1), weights)
+        products, weights = products.view(batch, count, heads, -1), weights.contiguous()
+        if self._compiled:  # for all sizes but the number of heads, over which the generated code then unrolls
+            torch._dynamo.maybe_mark_dynamic(products, (0, 1, 3))
+            torch._dynamo.maybe_mark_dynamic(weights, (0, 1))
+        scores: Tensor = self._weighted_relu(products, weights)
         return scores
 
     @torch.no_grad()
@@ -125,9 +130,7 @@ class Indexing:
             rows &= causal  # the first queries have fewer than top_k tokens to choose from
         return mask
 
-    def loss(
-        self, index: tuple[Tensor, Tensor, Tensor], q: Tensor, k: Tensor, mask: Tensor | None, positions: Tensor
-    ) -> Tensor:
+    def loss(self, index: tuple[Tensor, ...], q: Tensor, k: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
         """Mean KL divergence at the queries of `positions`, over all causal tokens or over those of a mask.
 
         Gradients reach `index` (queries, keys, weights) only.

@@ -168,7 +168,9 @@ def _chunks(items: list[T], size: int) -> Iterator[list[T]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def _collect(roots: list[Path], map_: Callable[..., Iterable[Any]], max_bytes: int) -> tuple[list[Document], str, dict]:
+def _collect(
+    roots: list[Path], map_: Callable[..., Iterable[Any]], max_bytes: int
+) -> tuple[list[Document], str, dict[str, int]]:
     packages, refused = ([folder_package(root) for root in roots], []) if roots else installed_packages()
     files = [(number, path) for number, package in enumerate(packages) for path in package.files]
     documents, seen, size, duplicates = [], set(), 0, 0

@@ -188,7 +188,8 @@ class Block(nn.Module):
         """The stream after attention's output [T, heads * v] and the MLP."""
         x = x + self.self_attn.o_proj(attended)
         hidden = self.post_attention_layernorm(x)
-        return x + self.mlp.down_proj(F.silu(self.mlp.gate_proj(hidden)) * self.mlp.up_proj(hidden))
+        gated: Tensor = F.silu(self.mlp.gate_proj(hidden)) * self.mlp.up_proj(hidden)
+        return x + self.mlp.down_proj(gated)
 
 
 def head_loss(hidden: Tensor, norm: RMSNorm, embedding: Tensor, targets: Tensor) -> Tensor:
@@ -244,12 +245,15 @@ class Body(nn.Module):
 class TinyDsa(nn.Module):
     """The model; its state dict is the one of `DeepseekV32ForCausalLM` with tied embeddings."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: DeepseekV32Config) -> None:
         super().__init__()
         self.config = config
         self.model = Body(config)
         width = config.qk_rope_head_dim
-        theta = config.rope_parameters["rope_theta"]
+        theta = (config.rope_parameters or {})["rope_theta"]
         frequencies = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float) / width)
         angles = torch.arange(config.max_position_embeddings)[:, None].float() * frequencies
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -282,18 +286,19 @@ class TinyDsa(nn.Module):
             with frozen():
                 hidden, q_resid, *qkv = kernels.project(block, x, cos, sin)
                 q, k, v = (tensor.view(batch, length, *tensor.shape[1:]).transpose(1, 2) for tensor in qkv)
-            mask = index = None
+            mask: Tensor | None = None
+            index: tuple[Tensor, ...] = ()
             if mode.top_k or positions is not None:
                 index = kernels.index(block, hidden.detach(), q_resid.detach(), cos, sin)
                 index = tuple(tensor.view(batch, length, *tensor.shape[1:]) for tensor in index)
             with frozen():
                 if mode.top_k:
-                    mask = kernels.indexing.select(*(tensor.detach() for tensor in index), mode.top_k)
+                    queries, keys, weights = (tensor.detach() for tensor in index)
+                    mask = kernels.indexing.select(queries, keys, weights, mode.top_k)
                     attended = kernels.sparse(q, k, v, mask)
                 else:
                     attended = kernels.dense(q, k, v)
-                attended = attended.transpose(1, 2).reshape(batch * length, -1)
-                x = kernels.finish(block, x, attended)
+                x = kernels.finish(block, x, attended.transpose(1, 2).reshape(batch * length, -1))
             if positions is not None:
                 index_loss = index_loss + kernels.indexing.loss(index, q, k, mask, positions)
         return x, index_loss

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.experimental._config
 from attention import choose_dense, choose_sparse, sparse_attention
 from batches import Batches
 from evaluate import Evaluator
@@ -107,7 +109,7 @@ class Trainer:
         self.metrics["stages"].append(record)
         rows = max(1, self.plan.batch_tokens // stage.length)
         first_step, pending = self.steps, []
-        good = self._copy()
+        good, queued = self._copy(), deque[torch.cuda.Event]()
         while self.steps == first_step or time.time() + step_seconds < started + seconds:
             if self.steps - first_step == (self.args.max_steps or None):
                 break
@@ -118,6 +120,7 @@ class Trainer:
             self.optimizer.step(rate)
             self.steps += 1
             self.tokens += rows * stage.length
+            self._keep_pace(queued)
             if len(pending) == FLUSH_STEPS:
                 means = torch.stack(pending).mean(0).tolist()  # waits for the device
                 pending.clear()
@@ -150,6 +153,14 @@ class Trainer:
         loss = losses.mean() if len(losses) else torch.zeros((), device=self.device)
         (loss + index_loss).backward()
         return torch.stack([loss.detach(), index_loss.detach()])
+
+    def _keep_pace(self, queued: deque[torch.cuda.Event]) -> None:
+        """Lets the host be two steps ahead at most: its clock decides when a stage ends."""
+        if self.device.type == "cuda":
+            queued.append(torch.cuda.Event())
+            queued[-1].record()
+            if len(queued) > 2:
+                queued.popleft().synchronize()
 
     def _copy(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.model.parameters()]
@@ -234,7 +245,10 @@ def run(args: argparse.Namespace, data_folder: Path) -> dict[str, Any]:
     reserve = min(args.evaluation_seconds, 0.25 * 60 * args.minutes)
     division = divide(planned, step_seconds, max(1.0, end - reserve - time.time()))
     trainer.say("seconds: " + ", ".join(f"{stage.name} {seconds:.0f}" for stage, seconds in division))
-    for stage, seconds in division:
+    for number, (stage, _) in enumerate(division):
+        # Divided anew each time: a stage that took longer than planned costs all later ones a little.
+        rest = [later for later, _ in division[number:]]
+        seconds = divide(rest, step_seconds, max(1.0, end - reserve - time.time()))[0][1]
         trainer.train(stage, batches, seconds, step_seconds[stage.name])
         save_model(trainer.model, tokenizer_file, args.out)
         write_json(args.out / "metrics.json", trainer.metrics)
@@ -289,4 +303,5 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 if __name__ == "__main__":
     # Each stage has shapes and modes of its own; past this limit, torch would fall back to slow kernels silently.
     torch._dynamo.config.cache_size_limit = 64
+    torch.fx.experimental._config.use_duck_shape = False  # two sizes that are equal once need not stay so
     main()
