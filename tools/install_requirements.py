@@ -30,12 +30,8 @@ def main() -> None:
     if what == "build":
         install(project["build-system"]["requires"])
         # Only the build backend knows whether the CMake and ninja of this machine will do.
-        query = (
-            "from scikit_build_core import build; print(*build.get_requires_for_build_wheel({}), sep='\\n')"
-        )
-        answer = subprocess.run(
-            [sys.executable, "-c", query], cwd=root, check=True, text=True, capture_output=True
-        )
+        query = "from scikit_build_core import build; print(*build.get_requires_for_build_wheel({}), sep='\\n')"
+        answer = subprocess.run([sys.executable, "-c", query], cwd=root, check=True, text=True, capture_output=True)
         install(answer.stdout.split())
     else:
         install(project["project"]["optional-dependencies"][what])

@@ -83,7 +83,7 @@ class CudaBackend final : public Backend {
   StagingRing staging_;
   std::optional<Scratch> scratch_;
   std::vector<LayerView> released_layers_;  ///< what lies in the scratch for release
-  std::deque<Event> marks_;  ///< those not known to be done, oldest first
+  std::deque<Event> marks_;                 ///< those not known to be done, oldest first
   std::uint64_t marks_done_ = 0;
 };
 

@@ -22,7 +22,8 @@ void StagingRing::upload(void* device, const void* host, std::size_t bytes, cuda
   for (std::size_t done = 0; done < bytes; done += kSlotBytes) {
     const std::size_t part = std::min(kSlotBytes, bytes - done);
     std::byte* slot = memory_ + next_ * kSlotBytes;
-    if (!copied_[next_].done()) {  // steady steps never get here: a synchronising call costs even where it need not wait
+    if (!copied_[next_]
+             .done()) {  // steady steps never get here: a synchronising call costs even where it need not wait
       copied_[next_].wait();
     }
     std::memcpy(slot, static_cast<const std::byte*>(host) + done, part);

@@ -29,8 +29,8 @@ BlockPool::Lease BlockPool::allocate(std::int64_t count, std::int64_t max_tokens
   std::optional<std::vector<std::int32_t>> blocks = allocator_.allocate(static_cast<std::int32_t>(count));
   if (!blocks) {
     throw CapacityError("max_tokens: a session of " + std::to_string(max_tokens) + " tokens needs " +
-                        std::to_string(count) + " blocks of 64 host rows, " +
-                        std::to_string(allocator_.free_blocks()) + " of " + std::to_string(blocks_) + " are free");
+                        std::to_string(count) + " blocks of 64 host rows, " + std::to_string(allocator_.free_blocks()) +
+                        " of " + std::to_string(blocks_) + " are free");
   }
   return {*this, std::move(*blocks)};
 }

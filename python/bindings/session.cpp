@@ -28,8 +28,10 @@ void register_session(nb::module_& module) {
            "Forgets all tokens from `length` on (rejected speculation, an edited prompt).")
       .def("pause", &Session::pause, nb::call_guard<nb::gil_scoped_release>(),
            "Gives up the session's GPU rows. It keeps its host rows; it cannot be decoded until `resume`.")
-      .def("resume", &Session::resume, nb::call_guard<nb::gil_scoped_release>(), "Ends a pause; rows come back as they are selected, with the same bits.")
-      .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(), "Gives back all host rows and GPU slots. Idempotent.")
+      .def("resume", &Session::resume, nb::call_guard<nb::gil_scoped_release>(),
+           "Ends a pause; rows come back as they are selected, with the same bits.")
+      .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Gives back all host rows and GPU slots. Idempotent.")
       .def("__enter__", [](const Session& session) { return session; })
       .def(
           "__exit__", [](Session& session, nb::handle, nb::handle, nb::handle) { session.close(); },

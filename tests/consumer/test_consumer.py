@@ -37,9 +37,7 @@ def test_wheel_needs_no_cuda() -> None:
     dynamic = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
     needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
     assert needed and not [name for name in needed if "cuda" in name], needed
-    symbols = subprocess.run(
-        ["readelf", "--dyn-syms", "-W", library], check=True, capture_output=True, text=True
-    )
+    symbols = subprocess.run(["readelf", "--dyn-syms", "-W", library], check=True, capture_output=True, text=True)
     assert not re.search(r"\bcuda\w+$", symbols.stdout, re.MULTILINE), "symbols of cudart are visible"
 
 

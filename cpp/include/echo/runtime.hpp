@@ -61,8 +61,9 @@ class ECHO_API Runtime {
 
   /// Makes `forward` the model of this runtime: prefill runs it directly, step replays it for the smallest of
   /// `batch_sizes` (sessions) that holds the batch, with padding rows. Replaces what was captured for the same
-  /// number of query rows; with other numbers (speculative decoding) both are kept. Runs it once per size on padding rows alone
-  /// to warm it up. `capturer` defaults to the backend's own: a CUDA graph, or running the forward again on the CPU.
+  /// number of query rows; with other numbers (speculative decoding) both are kept. Runs it once per size on padding
+  /// rows alone to warm it up. `capturer` defaults to the backend's own: a CUDA graph, or running the forward again on
+  /// the CPU.
   void capture(Forward forward, const std::vector<std::int32_t>& batch_sizes, std::int32_t query_rows = 1,
                const Capturer& capturer = {});
 
