@@ -198,6 +198,7 @@ def test_scores_past_the_length_are_never_selected(make_runtime, device):
         runtime.prefill(left_behind, list(range(first, first + 64)), ChosenScores(loud, device))
     blocks = left_behind.blocks
     left_behind.close()
+    runtime.synchronize()  # no step in flight can touch its blocks any more
 
     quiet = np.linspace(1.0, 0.5, 512, dtype=np.float32)
     session = runtime.open_session(512)
