@@ -20,7 +20,7 @@ BlockPool::BlockPool(std::shared_ptr<Backend> backend, std::shared_ptr<const Dev
       viewers_(static_cast<std::size_t>(blocks)),
       blocks_(blocks) {}
 
-BlockPool::Lease BlockPool::allocate(std::int64_t count, std::int64_t max_tokens) {
+BlockPool::Lease BlockPool::allocate(std::int64_t count, const std::string& what) {
   reap();
   if (count > allocator_.free_blocks() && !quarantine_.empty()) {
     backend_->wait();
@@ -28,9 +28,8 @@ BlockPool::Lease BlockPool::allocate(std::int64_t count, std::int64_t max_tokens
   }
   std::optional<std::vector<std::int32_t>> blocks = allocator_.allocate(static_cast<std::int32_t>(count));
   if (!blocks) {
-    throw CapacityError("max_tokens: a session of " + std::to_string(max_tokens) + " tokens needs " +
-                        std::to_string(count) + " blocks of 64 host rows, " + std::to_string(allocator_.free_blocks()) +
-                        " of " + std::to_string(blocks_) + " are free");
+    throw CapacityError(what + " needs " + std::to_string(count) + " blocks of 64 host rows, " +
+                        std::to_string(allocator_.free_blocks()) + " of " + std::to_string(blocks_) + " are free");
   }
   return {*this, std::move(*blocks)};
 }

@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -38,8 +39,8 @@ class BlockPool {
 
   BlockPool(std::shared_ptr<Backend> backend, std::shared_ptr<const DeviceState> device, std::int32_t blocks);
 
-  /// `count` blocks for a session of `max_tokens` tokens, consecutive where possible. Throws CapacityError.
-  Lease allocate(std::int64_t count, std::int64_t max_tokens);
+  /// `count` blocks, consecutive where possible. Throws CapacityError: `what` needs so many, so many are free.
+  Lease allocate(std::int64_t count, const std::string& what);
   /// One more session holds the blocks.
   void share(std::span<const std::int32_t> blocks) { allocator_.share(blocks); }
   /// A session gives up blocks.

@@ -68,6 +68,8 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   State& running(const Session& session) const;
   void require_room(const State& session, std::int64_t tokens) const;
   void check_batch(const Batch& batch) const;
+  /// "1 x 1, 2 x 1": sessions x query rows, for people.
+  std::string captured_sizes() const;
   /// First of `blocks` new ticks, one for each block of a pass.
   std::int32_t take_ticks(std::size_t blocks);
 

@@ -126,7 +126,7 @@ void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
   const bool begun = state.length == 0 && filled.length >= 1 && filled.length <= state.capacity && filled.writable &&
                      filled.rows.size() == static_cast<std::size_t>(plan_.shape.layers);
   if (!begun || !same_rows(filled.rows.front(), runs_of(state, 0, filled.length))) {
-    throw InvalidArgument("filled: it is not what begin_import gave for this session");
+    throw InvalidArgument("filled: it is not what begin_import gave for this session, or the session was used since");
   }
   check_keys("filled", filled, plan_.shape);
   complete_import(state, filled);

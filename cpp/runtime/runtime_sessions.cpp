@@ -12,6 +12,11 @@
 #include "runtime/runtime_impl.hpp"
 
 namespace echo {
+namespace {
+std::string room_for(std::int64_t tokens) {
+  return "max_tokens: a session of " + std::to_string(tokens) + " tokens";
+}
+}  // namespace
 RuntimeImpl::State& RuntimeImpl::usable(const Session& session) const {
   if (session.state_ == nullptr || session.state_->runtime.lock().get() != this) {
     throw InvalidArgument("session: it was not opened by this runtime");
@@ -43,7 +48,7 @@ Session RuntimeImpl::open_session(std::int64_t max_tokens) {
   require_open();
   const std::size_t place = free_place(max_tokens);
   state_->clear_thresholds(static_cast<std::int32_t>(place));
-  BlockPool::Lease blocks = blocks_->allocate(blocks_of(max_tokens), max_tokens);
+  BlockPool::Lease blocks = blocks_->allocate(blocks_of(max_tokens), room_for(max_tokens));
   return add_session(place, 0, max_tokens, blocks.take());
 }
 
@@ -82,7 +87,7 @@ Session RuntimeImpl::fork(const Session& session, std::int64_t max_tokens) {
   }
   const std::size_t place = free_place(capacity);
   const std::int64_t whole = parent.length / kBlockTokens;
-  BlockPool::Lease own = blocks_->allocate(blocks_of(capacity) - whole, capacity);
+  BlockPool::Lease own = blocks_->allocate(blocks_of(capacity) - whole, room_for(capacity));
   if (const std::int64_t rest = parent.length % kBlockTokens; rest != 0) {
     copy_block(parent.blocks[static_cast<std::size_t>(whole)], own.blocks().front(), rest);
   }
@@ -110,7 +115,7 @@ void RuntimeImpl::truncate(State& session, std::int64_t length) {
       shared.push_back(i);
     }
   }
-  BlockPool::Lease fresh = blocks_->allocate(std::ssize(shared), session.capacity);
+  BlockPool::Lease fresh = blocks_->allocate(std::ssize(shared), "length: what a fork shares is replaced by blocks of the session's own; that");
   if (const std::int64_t rest = length % kBlockTokens; rest != 0 && !shared.empty() && shared.front() == first) {
     copy_block(session.blocks[first], fresh.blocks().front(), rest);
   }

@@ -92,6 +92,9 @@ void RuntimeImpl::capture(Forward forward, const std::vector<std::int32_t>& batc
     throw InvalidArgument("query_rows: " + std::to_string(query_rows) + " given, expected 1 to " +
                           std::to_string(plan_.config.query_rows));
   }
+  if (batch_sizes.empty()) {
+    throw InvalidArgument("batch_sizes: none given");
+  }
   for (std::int32_t batch : batch_sizes) {
     if (batch < 1 || batch > plan_.config.max_batch) {
       throw InvalidArgument("batch_sizes: " + std::to_string(batch) +
@@ -111,6 +114,14 @@ void RuntimeImpl::capture(Forward forward, const std::vector<std::int32_t>& batc
   std::erase_if(captured_, [&](const auto& entry) { return entry.first.first == query_rows; });
   captured_.merge(captured);
   forward_ = std::move(forward);
+}
+
+std::string RuntimeImpl::captured_sizes() const {
+  std::string text;
+  for (const auto& [sizes, captured] : captured_) {
+    text += (text.empty() ? "" : ", ") + std::to_string(sizes.second) + " x " + std::to_string(sizes.first);
+  }
+  return text.empty() ? "none" : text;
 }
 
 void RuntimeImpl::check_batch(const Batch& batch) const {
@@ -158,7 +169,7 @@ void RuntimeImpl::step(const Batch& batch, const Forward& forward) {
     const auto found = captured_.lower_bound({batch.query_rows, std::max(size, 1)});
     if (found == captured_.end() || found->first.first != batch.query_rows) {
       throw StateError("forward: none given, and none was captured for " + std::to_string(size) + " sessions with " +
-                       std::to_string(batch.query_rows) + " query rows");
+                       std::to_string(batch.query_rows) + " query rows; captured are " + captured_sizes());
     }
     padded = found->first.second;
     body = found->second.replay;

@@ -93,6 +93,11 @@ void register_kv_runs(nb::module_& module) {
                      "The KV of one session: rows on the host as views, index keys as a copy.\n\n"
                      "Made by Runtime.export_kv (read-only rows) and Runtime.begin_import (writable rows), or by\n"
                      "KvRuns.from_arrays. Views stay valid after the runtime is closed.")
+      .def("__repr__",
+           [](const KvRuns& kv) {
+             return "<KvRuns, " + std::to_string(kv.length) + " tokens, " + std::to_string(kv.index_keys.size()) +
+                    " layers, rows of " + std::to_string(kv.row_bytes) + (kv.writable ? " B, writable>" : " B>");
+           })
       .def_ro("length", &KvRuns::length, "Tokens.")
       .def_ro("row_bytes", &KvRuns::row_bytes)
       .def_prop_ro("layers", [](const KvRuns& kv) { return kv.index_keys.size(); })

@@ -43,6 +43,7 @@ void register_planner(nb::module_& module) {
       .def_prop_ro("fits", &Plan::fits, "Whether it fits the limits.")
       .def("sessions_of", &Plan::sessions_of, "tokens"_a,
            "Sessions of this many tokens (prompt and output) that fit the host pool at once.")
+      .def("__repr__", [](const Plan& plan) { return "<Plan\n" + plan.table() + ">"; })
       .def("table", &Plan::table, "What was asked and what there is, for people.");
 
   module.def("make_plan", &make_plan, "shape"_a, "config"_a, "limits"_a = MachineLimits{},

@@ -1,6 +1,9 @@
 #include "echo/stats.hpp"
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <string>
 
 #include "bindings.hpp"
 
@@ -20,13 +23,19 @@ void register_stats(nb::module_& module) {
       .def_ro("steps", &RuntimeStats::steps, "Decode steps done.")
       .def_ro("prefill_tokens", &RuntimeStats::prefill_tokens)
       .def_ro("sessions", &RuntimeStats::sessions, "Sessions open now.")
-      .def_ro("free_host_tokens", &RuntimeStats::free_host_tokens)
+      .def_ro("free_host_tokens", &RuntimeStats::free_host_tokens,
+              "Tokens that sessions could still be opened for, in blocks of 64.")
       .def_ro("host_tokens", &RuntimeStats::host_tokens)
       .def_ro("device_bytes", &RuntimeStats::device_bytes, "Device memory allocated at construction.")
       .def_ro("host_bytes", &RuntimeStats::host_bytes, "Host memory allocated at construction.")
       .def_ro("row_bytes", &RuntimeStats::row_bytes)
       .def_prop_ro("recalled_bytes", &RuntimeStats::recalled_bytes, "Bytes fetched from the host, all layers.")
-      .def_prop_ro("hit_rate", &RuntimeStats::hit_rate, "hits / (hits + misses), all layers.");
+      .def_prop_ro("hit_rate", &RuntimeStats::hit_rate, "hits / (hits + misses), all layers.")
+      .def("__repr__", [](const RuntimeStats& s) {
+        return "<RuntimeStats, " + std::to_string(s.steps) + " steps, " + std::to_string(s.sessions) + " sessions, " +
+               std::to_string(s.free_host_tokens) + " of " + std::to_string(s.host_tokens) +
+               " host tokens free, hit rate " + std::to_string(s.hit_rate()) + ">";
+      });
 }
 
 }  // namespace echo::python

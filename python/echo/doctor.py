@@ -62,7 +62,7 @@ def _host() -> list[tuple[str, str]]:
 
 def _gpu(report: echo.DeviceReport) -> list[tuple[str, str]]:
     if not report.name:
-        return [("gpu", f"none: {report.problem}")]
+        return [("gpu", "none")]
     lines = [
         ("gpu", f"{report.name}, compute capability {report.compute_capability / 10:.1f}, {report.multiprocessors} "
                 f"multiprocessors, {readable(report.free_bytes)} of {readable(report.memory_bytes)} free"),
@@ -77,8 +77,13 @@ def _gpu(report: echo.DeviceReport) -> list[tuple[str, str]]:
     return lines
 
 
+_BUILD_VARIABLES = {"ECHO_CUDA", "ECHO_CUDA_ARCHITECTURES", "ECHO_WERROR"}
+
+
 def _advice(report: echo.DeviceReport) -> list[str]:
-    found = []
+    known = _BUILD_VARIABLES | {f"ECHO_{field.name.upper()}" for field in echo.config_fields()}
+    found = [f"{name} is set, but there is no such setting" for name in sorted(os.environ)
+             if name.startswith("ECHO_") and name not in known]  # fmt: skip
     if report.devices and report.problem:
         found.append(f"PROBLEM: the GPU cannot be used: {report.problem}")
     elif report.devices:

@@ -31,43 +31,58 @@ def run(options: argparse.Namespace) -> int:
     """Prints the plan; status 1 if it does not fit."""
     shape = _PRESETS[options.model](options.row_format)
     given = settings.given(options)
+    if options.gpu_memory and given.get("device", "cuda") == "cpu":
+        raise echo.InvalidArgument("gpu_memory: given for device 'cpu', which has none")
     device = "cuda" if options.gpu_memory else given.get("device", "auto")
     here = echo.machine_limits("cpu" if options.gpu_memory else device)
     limits = echo.MachineLimits(
-        device_bytes=options.gpu_memory or here.device_bytes,
-        host_bytes=options.host_memory or here.host_bytes,
+        device_bytes=options.gpu_memory or here.device_bytes, host_bytes=options.host_memory or here.host_bytes
     )
     if device == "auto":
         device = "cuda" if limits.device_bytes else "cpu"
-    config = echo.RuntimeConfig(**(given | {"device": device}))
-    plan = echo.make_plan(shape, config, limits)
+    given["device"] = device
+    asked = echo.RuntimeConfig(**given)
+    plan = echo.make_plan(shape, asked, limits)
+    config = plan.config
 
-    layers, block = shape.layers, shape.index_block_bytes
-    print(f"{options.model}, {layers} layers, {shape.row_format} rows of {shape.row_bytes} B, top-{shape.top_k}")
+    print(f"{options.model}, {shape.layers} layers, {shape.row_format} rows of {shape.row_bytes} B, top-{shape.top_k}")
     print(
-        f"per token: {layers * plan.host_row_stride:,} B of host rows, {layers * block // 64:,} B of index keys; "
+        f"per token: {shape.layers * plan.host_row_stride:,} B of host rows, "
+        f"{shape.layers * shape.index_block_bytes // 64:,} B of index keys; "
         f"at least {plan.minimum_slots:,} slots per layer\n"
     )
     print(plan.table())
-    most = largest_host_tokens(shape, given | {"device": device}, limits)
-    print(f"largest host pool that fits with these settings: {most:,} tokens\n")
-    print(f"{'tokens per session':>20}  {'sessions of this plan':>22}  {'of the largest pool':>20}")
-    for length in (n for n in _LENGTHS if n <= max(plan.config.max_context, 65536)):
-        largest = most // (-(-length // 64) * 64)
-        print(f"{length:>20,}  {plan.sessions_of(length):>22,}  {largest:>20,}")
-    print(f"\n(max_context = {plan.config.max_context:,}, max_sessions = {plan.config.max_sessions:,})")
+    if device != "cpu" and not any(item.name == "scratch" for item in plan.items):
+        print("working memory of the GPU kernels (some 10 MiB) is not in it: this build has no CUDA\n")
+    if config.max_context < asked.max_context:
+        print(f"max_context is {config.max_context:,}, all of host_tokens, and not {asked.max_context:,}\n")
+    tokens = _largest(shape, given, limits, "host_tokens", 64)
+    slots = _largest(shape, given, limits, "gpu_slots", 1)
+    print(f"with all other settings as they are, at most {tokens:,} host_tokens fit, or {slots:,} gpu_slots per layer")
+    print("(what the GPU has left is best spent on gpu_slots: they raise the hit rate)\n")
+    print(f"{'tokens per session':>20}  {'sessions':>10}  {'with the largest host pool':>28}")
+    for length in (n for n in _LENGTHS if n <= config.max_context):
+        largest = min(config.max_sessions, tokens // (-(-length // 64) * 64))
+        print(f"{length:>20,}  {plan.sessions_of(length):>10,}  {largest:>28,}")
+    print(f"\n(up to max_context = {config.max_context:,} tokens and max_sessions = {config.max_sessions:,})")
     return 0 if plan.fits else 1
 
 
-def largest_host_tokens(shape: echo.ModelShape, given: dict[str, Any], limits: echo.MachineLimits) -> int:
-    """Largest `host_tokens` (a multiple of 64) with which the plan fits the limits; 0 if none does."""
+def _largest(shape: echo.ModelShape, given: dict[str, Any], limits: echo.MachineLimits, setting: str, unit: int) -> int:
+    """Largest value of a setting, in steps of `unit`, with which the plan fits the limits; 0 if none does."""
 
-    def fits(blocks: int) -> bool:
-        config = echo.RuntimeConfig(**(given | {"host_tokens": blocks * 64}))
-        return echo.make_plan(shape, config, limits).fits
+    def fits(count: int) -> bool:
+        try:
+            config = echo.RuntimeConfig(**(given | {setting: count * unit}))
+            return echo.make_plan(shape, config, limits).fits
+        except echo.InvalidArgument:  # fewer slots than a step needs
+            return False
 
-    low, high = 0, 2**31 // 64 - 1
+    low, high = 0, 2**31 // unit - 2
+    least = echo.make_plan(shape, echo.RuntimeConfig(**(given | {"gpu_slots": 0})), limits).minimum_slots
+    if setting == "gpu_slots" and fits(least):
+        low = least
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low * 64
+    return low * unit

@@ -119,7 +119,8 @@ class Runtime:
         always be decoded to its end.
 
         Raises:
-            CapacityError: they do not fit; running sessions go on.
+            InvalidArgument: `max_tokens` is not 1 to `max_context`: it will never fit.
+            CapacityError: they do not fit now; running sessions go on.
         """
         return self._core.open_session(max_tokens)
 
@@ -133,6 +134,12 @@ class Runtime:
 
         Returns:
             What the forward returned. If the forward raises, the session is as before.
+
+        Raises:
+            InvalidArgument: `tokens` are not 1 to `prefill_chunk` integers. Whether the model knows them is between
+                the caller and the forward.
+            CapacityError: the session has no room for them.
+            StateError: the session is closed or paused, or no forward is given or captured.
         """
         ids = _integers(tokens)
         with self._pass():
@@ -180,15 +187,17 @@ class Runtime:
         Returns:
             What the forward returned. Of a replay with padding rows, arrays are cut to the batch's rows (their first
             dimension; also in tuples, lists and dicts). Session i's rows are i * query_rows onwards. Outputs of a
-            replay are overwritten by the next step of the same captured size. If the forward raises, every session is
-            as before. On a GPU the step may still be running; what its kernels find wrong (a selection of the
-            caller's that names no token) is raised by the next pass or `synchronize`.
+            replay last until the next step of the same captured size: a GPU then writes to them again. If the forward
+            raises, every session is as before. On a GPU the step may still be running; what its kernels find wrong (a
+            selection of the caller's that names no token) is raised by the next pass or `synchronize`.
 
         Raises:
             InvalidArgument: naming the part of the batch that is malformed; nothing has changed.
             StateError: a session is closed, or nothing was captured that holds the batch.
             CapacityError: a session is full.
         """
+        if not isinstance(batch, Batch):
+            raise InvalidArgument(f"batch: {batch!r} given, expected an echo.Batch")
         tokens, query_rows = batch.flat()
         with self._pass():
             self._core.step(batch.sessions, tokens, query_rows, self._eager(forward))
@@ -198,7 +207,8 @@ class Runtime:
         """The session's KV, all layers: rows as read-only views of host memory, index keys as a copy.
 
         Waits for steps that are still running. As long as the result or one of its arrays lives, its rows are given
-        to nobody else, also when the session is closed; so drop it to get the memory back.
+        to nobody else, also when the session is closed; so drop it to get the memory back. (A session that is
+        truncated and appended to writes to its own rows, and the views show it: copy or import first.)
         """
         return self._core.export_kv(session)
 
@@ -219,7 +229,7 @@ class Runtime:
         return self._core.thresholds(session)
 
     def stats(self) -> RuntimeStats:
-        """Counters since construction."""
+        """Counters since construction. Waits for steps in flight: not for every step."""
         return self._core.stats()
 
     def cache_state(self, layer: int) -> dict[str, Any]:
@@ -326,9 +336,9 @@ class Runtime:
 
 
 def _torch_with_cuda() -> Any:
-    """torch, if it is loaded already and can use a GPU."""
+    """torch, if it is used on a GPU in this process."""
     torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_available() else None
+    return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _integers(entry: Any) -> list[int]:

@@ -39,9 +39,12 @@ def size(text: str) -> int:
     number = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = number[-1:] if number[-1:] in _UNITS and number[-1:].isalpha() else ""
     try:
-        return int(float(number.removesuffix(unit)) * _UNITS[unit])
+        count = float(number.removesuffix(unit)) * _UNITS[unit]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"'{text}' is no size, expected for example 141G") from error
+    if not 1 <= count < 2**62:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size of a memory")
+    return int(count)
 
 
 def readable(count: float) -> str:

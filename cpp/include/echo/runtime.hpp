@@ -73,7 +73,8 @@ class ECHO_API Runtime {
   void step(const Batch& batch, const Forward& forward = {});
 
   /// Views of the session's rows on the host, all layers; waits for what is still being written. As long as a copy of
-  /// the result lives, the rows are given to nobody else, also when the session is closed.
+  /// the result lives, the rows are given to nobody else, also when the session is closed. (A session that is
+  /// truncated and appended to writes to its own rows, and the views show it: copy, or import, first.)
   KvRuns export_kv(const Session& session);
   /// Fills an empty session with the KV of `source` (which may belong to another runtime of the same shape).
   void import_kv(const Session& session, const KvRuns& source);
