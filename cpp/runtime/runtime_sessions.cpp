@@ -13,9 +13,7 @@
 
 namespace echo {
 namespace {
-std::string room_for(std::int64_t tokens) {
-  return "max_tokens: a session of " + std::to_string(tokens) + " tokens";
-}
+std::string room_for(std::int64_t tokens) { return "max_tokens: a session of " + std::to_string(tokens) + " tokens"; }
 }  // namespace
 RuntimeImpl::State& RuntimeImpl::usable(const Session& session) const {
   if (session.state_ == nullptr || session.state_->runtime.lock().get() != this) {
@@ -115,7 +113,8 @@ void RuntimeImpl::truncate(State& session, std::int64_t length) {
       shared.push_back(i);
     }
   }
-  BlockPool::Lease fresh = blocks_->allocate(std::ssize(shared), "length: what a fork shares is replaced by blocks of the session's own; that");
+  BlockPool::Lease fresh = blocks_->allocate(
+      std::ssize(shared), "length: what a fork shares is replaced by blocks of the session's own; that");
   if (const std::int64_t rest = length % kBlockTokens; rest != 0 && !shared.empty() && shared.front() == first) {
     copy_block(session.blocks[first], fresh.blocks().front(), rest);
   }
