@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "echo/errors.hpp"
+#include "kernels/chunks.hpp"
 #include "kernels/device_guard.hpp"
 #include "kernels/numa.hpp"
 #include "runtime/host_memory_limit.hpp"
@@ -84,15 +85,16 @@ void unregister(std::byte* begin, std::size_t bytes) noexcept {
 
 /// Registers all chunks, or none: then says how far it came.
 void register_chunks(std::byte* begin, std::size_t bytes, const std::string& what) {
-  for (std::size_t done = 0; done < bytes; done += kChunk) {
-    const std::size_t chunk = std::min(kChunk, bytes - done);
-    const cudaError_t error = cudaHostRegister(begin + done, chunk, cudaHostRegisterMapped);
-    if (error != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      unregister(begin, done);
-      throw CapacityError(asked(what, bytes) + ", " + std::to_string(done) + " could be registered, then: " +
-                          cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + "); all was given back");
-    }
+  cudaError_t error = cudaSuccess;
+  const auto add = [&](std::byte* chunk, std::size_t chunk_bytes) {
+    error = cudaHostRegister(chunk, chunk_bytes, cudaHostRegisterMapped);
+    return error == cudaSuccess;
+  };
+  const auto remove = [](std::byte* chunk) { ECHO_CUDA_WARN(cudaHostUnregister(chunk)); };
+  if (const std::size_t done = take_in_chunks(begin, bytes, kChunk, add, remove); done < bytes) {
+    static_cast<void>(cudaGetLastError());
+    throw CapacityError(asked(what, bytes) + ", " + std::to_string(done) + " could be registered, then: " +
+                        cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + "); all was given back");
   }
 }
 

@@ -13,6 +13,7 @@ _PRESETS = {
     "glm-5": echo.ModelShape.glm_5,
     "tiny": echo.ModelShape.tiny,
 }
+_SIZES = ("layers", "index_heads", "index_dim", "query_heads", "latent_dim", "rope_dim", "top_k")
 _LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536, 102400, 131072, 262144, 524288, 1048576)
 
 
@@ -20,6 +21,9 @@ def add_command(commands: Any) -> None:
     """Adds `plan` to the commands."""
     parser = commands.add_parser("plan", help="compute all sizes for a model and a machine, without taking memory")
     parser.add_argument("--model", choices=sorted(_PRESETS), default="deepseek-v3.2", help="sizes of the model")
+    sizes = parser.add_argument_group("sizes of the model", "A flag that is not given has the value of --model.")
+    for size in _SIZES:
+        sizes.add_argument(f"--{size.replace('_', '-')}", dest=size, type=int, metavar="N")
     parser.add_argument("--row-format", choices=("fp8_656", "bf16_1152", "fp32"), default="fp8_656")
     parser.add_argument("--gpu-memory", type=settings.size, metavar="SIZE", help="plan for a GPU with this much free")
     parser.add_argument("--host-memory", type=settings.size, metavar="SIZE", help="plan for this much host memory")
@@ -29,7 +33,7 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the plan; status 1 if it does not fit."""
-    shape = _PRESETS[options.model](options.row_format)
+    shape = _shape(options)
     given = settings.given(options)
     if options.gpu_memory and given.get("device", "cuda") == "cpu":
         raise echo.InvalidArgument("gpu_memory: given for device 'cpu', which has none")
@@ -45,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     plan = echo.make_plan(shape, asked, limits)
     config = plan.config
 
-    print(f"{options.model}, {shape.layers} layers, {shape.row_format} rows of {shape.row_bytes} B, top-{shape.top_k}")
+    print(f"{options.model}: {shape.layers} layers, {shape.row_format} rows of {shape.row_bytes} B, top-{shape.top_k}")
     print(
         f"per token: {shape.layers * plan.host_row_stride:,} B of host rows, "
         f"{shape.layers * shape.index_block_bytes // 64:,} B of index keys; "
@@ -66,6 +70,16 @@ def run(options: argparse.Namespace) -> int:
         print(f"{length:>20,}  {plan.sessions_of(length):>10,}  {largest:>28,}")
     print(f"\n(up to max_context = {config.max_context:,} tokens and max_sessions = {config.max_sessions:,})")
     return 0 if plan.fits else 1
+
+
+def _shape(options: argparse.Namespace) -> echo.ModelShape:
+    preset = _PRESETS[options.model](options.row_format)
+    chosen = {size: getattr(options, size) for size in _SIZES}
+    return echo.ModelShape(
+        row_format=preset.row_format,
+        index_key_format=preset.index_key_format,
+        **{size: getattr(preset, size) if value is None else value for size, value in chosen.items()},
+    )
 
 
 def _largest(shape: echo.ModelShape, given: dict[str, Any], limits: echo.MachineLimits, setting: str, unit: int) -> int:

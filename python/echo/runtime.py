@@ -336,9 +336,9 @@ class Runtime:
 
 
 def _torch_with_cuda() -> Any:
-    """torch, if it is used on a GPU in this process."""
+    """torch, if it is loaded already and can use a GPU."""
     torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_initialized() else None
+    return torch if torch is not None and torch.cuda.is_available() else None
 
 
 def _integers(entry: Any) -> list[int]:

@@ -1,0 +1,119 @@
+"""The command `echo-kv`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import echo
+from echo import cli, settings
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+PLAN = ("plan", "--gpu-memory", "20G", "--host-memory", "110G", "--host-tokens", "1000000", "--max-batch", "13")
+
+
+def test_a_plan_shows_every_allocation_and_what_fits(capsys):
+    status, out, _ = run(capsys, *PLAN, "--max-context", "131072")
+    assert status == 0
+    for name in ("host_pool", "slots", "index_keys", "slot_of", "scores", "control_block"):
+        assert name in out
+    assert "40,016 B of host rows, 8,052 B of index keys" in out
+    assert "DOES NOT FIT" not in out
+    lengths = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.strip()[:1].isdigit()}
+    assert lengths["131,072"] == "7" and lengths["16,384"] == "61"
+
+
+def test_the_largest_pools_of_a_plan_fit_and_nothing_larger_does(capsys):
+    _, out, _ = run(capsys, *PLAN)
+    line = next(line for line in out.splitlines() if line.startswith("with all other settings"))
+    tokens, slots = (int(word.replace(",", "")) for word in line.split() if word[0].isdigit())
+    for setting, most, unit in (("--host-tokens", tokens, 64), ("--gpu-slots", slots, 1)):
+        assert run(capsys, *PLAN, setting, str(most))[0] == 0
+        assert run(capsys, *PLAN, setting, str(most + unit))[0] == 1
+
+
+def test_a_plan_that_does_not_fit_says_so(capsys):
+    status, out, _ = run(capsys, *PLAN, "--host-tokens", "100000000")
+    assert status == 1 and "DOES NOT FIT" in out
+
+
+def test_sizes_of_any_model_can_be_given(capsys):
+    _, out, _ = run(capsys, *PLAN, "--layers", "10", "--top-k", "100", "--row-format", "bf16_1152")
+    assert "10 layers, bf16_1152 rows of 1152 B, top-100" in out
+    assert "11,520 B of host rows, 1,320 B of index keys; at least 1,313 slots per layer" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--max-batch", "0"), "max_batch"),
+        (("--index-heads", "9"), "index_heads"),
+        (("--device", "cpu"), "gpu_memory"),
+        (("--gpu-slots", "5"), "gpu_slots"),
+    ],
+)
+def test_nonsense_is_refused_by_name(capsys, arguments, named):
+    status, _, err = run(capsys, *PLAN, *arguments)
+    assert status == 1 and err.startswith(f"echo-kv plan: {named}: ")
+
+
+@pytest.mark.parametrize("text", ["1e30G", "0", "-5G", "12Q", ""])
+def test_sizes_that_are_none_are_refused(capsys, text):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", f"--gpu-memory={text}"])
+    assert "--gpu-memory" in capsys.readouterr().err
+
+
+def test_sizes_are_read_and_written():
+    assert settings.size("141G") == settings.size("141GiB") == settings.size("141 gb") == 141 << 30
+    assert settings.size("1.5T") == 3 << 39 and settings.size("512") == 512
+    assert settings.readable(141 << 30) == "141.0 GiB" and settings.readable(656) == "656 B"
+
+
+def test_the_doctor_says_what_runs_and_what_is_set_in_vain(capsys, monkeypatch):
+    monkeypatch.setenv("ECHO_MAX_BATHC", "4")
+    _, out, _ = run(capsys, "doctor")
+    assert echo.build_info() in out and "ECHO_MAX_BATHC is set, but there is no such setting" in out
+    assert "runs on the CPU: " in out or "runs on the GPU: " in out
+
+
+def test_the_demo_compares_and_leaves_figures_and_a_picture(capsys, tmp_path):
+    files = {"--json": tmp_path / "demo.json", "--plot": tmp_path / "demo.png"}
+    status, out, _ = run(
+        capsys, "demo", "--device", "cpu", "--tokens", "600", "--sessions", "3", "--new-tokens", "6",
+        *(str(part) for pair in files.items() for part in pair),
+    )  # fmt: skip
+    assert status == 0 and "equal" in out and "DIFFERENT" not in out
+    figures = json.loads(files["--json"].read_text())
+    assert figures["tokens_equal"] and figures["selections_equal"]
+    assert figures["sessions"] == 3 and figures["new_tokens"] == 6 and figures["text_tokens"] == 600
+    assert len(figures["hit_rate"]) == len(figures["recalled_rows"]) == figures["layers"] == 3
+    assert all(0 < rate < 1 for rate in figures["hit_rate"])
+    assert figures["pool_slots"]["offloaded"] < figures["pool_slots"]["resident"]
+    assert figures["step_ms"]["offloaded"] > 0
+    assert files["--plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_refuses_before_it_starts(capsys, tmp_path):
+    missing = tmp_path / "missing" / "demo.json"
+    for arguments, named in (
+        (("--json", str(missing)), "json"),
+        (("--sessions", "0"), "sessions"),
+        (("--pool", "2"), "pool"),
+        (("--tokens", "10000000"), "tokens"),
+    ):
+        status, _, err = run(capsys, "demo", "--device", "cpu", *arguments)
+        assert status == 1 and err.startswith(f"echo-kv demo: {named}: ")
+
+
+def test_cmake_dir_is_where_the_package_is(capsys):
+    status, out, _ = run(capsys, "cmake-dir")
+    assert status == 0 and (Path(out.strip()) / "lib" / "cmake" / "echo" / "echo-config.cmake").is_file()
