@@ -26,15 +26,13 @@ endfunction()
 # The runtime.
 echo_glob(sources runtime/*.cpp cache_manager/*.cpp)
 echo_add_objects(echo_runtime ${sources})
-set(build_cuda 0)
 set(build_architectures "")
 if(echo_with_cuda)
-  set(build_cuda 1)
   string(REPLACE ";" "," build_architectures "${ECHO_CUDA_ARCHITECTURES}")
 endif()
 # Only for the file that reports them, so that nothing else depends on them.
 set_source_files_properties("${PROJECT_SOURCE_DIR}/cpp/runtime/build_info.cpp" PROPERTIES COMPILE_DEFINITIONS
-  "ECHO_VERSION_STRING=\"${ECHO_VERSION}\";ECHO_BUILD_CUDA=${build_cuda};ECHO_CUDA_ARCHITECTURES_STRING=\"${build_architectures}\"")
+  "ECHO_VERSION_STRING=\"${ECHO_VERSION}\";ECHO_CUDA_ARCHITECTURES_STRING=\"${build_architectures}\"")
 
 # The CPU backend: always there. No contraction into fused multiply-adds: it is what other
 # implementations are compared with, so it rounds as it is written, on every CPU.

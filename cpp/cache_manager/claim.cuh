@@ -1,10 +1,9 @@
 #pragma once
 // Making host rows resident takes three launches, and nothing but the launches orders them:
-//   lookup  stamps the slots of rows that are resident and marks the others in a bitmap of host
-//   rows; marking is
-//           what finds duplicates, whoever comes first
-//   claim   reads the marked rows off in order, gives each a slot from the clock hand on and
-//   updates the maps copy    moves bytes (recall) or new rows are encoded (append)
+//   lookup  stamps the slots of rows that are resident and marks the others in a bitmap of host rows; marking is what
+//           finds duplicates, whoever comes first
+//   claim   reads the marked rows off in order, gives each a slot from the clock hand on and updates the maps
+//   copy    moves bytes (recall) or new rows are encoded (append)
 // Each launch either only reads the maps or is one block that alone writes them, so a row cannot be
 // evicted between being found and being used, no row gets two slots, and the outcome does not
 // depend on timing.

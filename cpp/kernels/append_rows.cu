@@ -15,7 +15,8 @@ namespace echo {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kGroup = 128;  ///< elements that share a scale: four per lane
+constexpr int kGroup = kFp8Group;  ///< four elements per lane
+static_assert(kGroup == 4 * kWarp);
 
 /// The places of one row.
 struct RowTarget {

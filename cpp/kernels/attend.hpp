@@ -15,8 +15,8 @@ struct AttendPartials {
   float2* shares;  ///< [rows, splits, query_heads] maximum, sum of exp(logit - maximum)
 };
 
-/// Throws NotSupported where the shape is too large for the kernel.
-void check_attend(const ShapeView& shape);
+/// Throws NotSupported where the shape is too large for the kernel on this device.
+void check_attend(const ShapeView& shape, int device);
 
 /// First launch: the splits of query rows [first, first + count) of the block.
 void launch_attend_splits(const AttendParams& params, std::int32_t first, std::int32_t count,

@@ -286,10 +286,17 @@ void launch_splits(const AttendParams& params, std::int32_t first, std::int32_t 
 
 }  // namespace
 
-void check_attend(const ShapeView& shape) {
+void check_attend(const ShapeView& shape, int device) {
   if (shape.latent_dim > kMaxColumns * kThreads) {
     throw NotSupported("latent_dim: " + std::to_string(shape.latent_dim) +
                        " given, the CUDA backend attends to at most " + std::to_string(kMaxColumns * kThreads));
+  }
+  int most = 0;
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  if (const std::size_t bytes = Shared::bytes(shape.latent_dim + shape.rope_dim);
+      bytes > static_cast<std::size_t>(most)) {
+    throw NotSupported("latent_dim, rope_dim: rows of " + std::to_string(shape.latent_dim + shape.rope_dim) + " need " +
+                       std::to_string(bytes) + " bytes of shared memory, the device has " + std::to_string(most));
   }
 }
 

@@ -79,7 +79,7 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
     throw StateError("backend: it is prepared already");
   }
   if (sizes.shape.row_format != RowFormat::raw) {
-    check_attend(sizes.shape);
+    check_attend(sizes.shape, device_);
   }
   Scratch& scratch = scratch_.emplace(device_memory_, sizes);
   fill(scratch.data(), 0, scratch.bytes());

@@ -3,8 +3,8 @@
 // hardware conversion a kernel uses has to give the same bits as these functions.
 //   bf16   round to nearest even, NaN stays NaN
 //   e4m3   "fn" variant (no infinities, NaN = 0x7f), round to nearest even, saturating to +-448
-//   scale  the smallest power of two that brings a group of values into e4m3's range, so that
-//   scaling is exact order  floats as unsigned integers, NaN below -inf, -0.0 equal to +0.0
+//   scale  the smallest power of two that brings a group of values into e4m3's range, so that scaling is exact
+//   order  floats as unsigned integers, NaN below -inf, -0.0 equal to +0.0
 // All of it works on bits: no libm, no dependence on rounding or flush-to-zero modes.
 
 #include <cstdint>

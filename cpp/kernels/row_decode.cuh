@@ -46,7 +46,7 @@ struct RowPiece<RowFormat::fp8_656> {
   bool latent;
 
   __device__ void load(const std::byte* row, std::int32_t first, const ShapeView& shape) {
-    constexpr std::int32_t kGroup = 128;  // elements that share a scale
+    constexpr std::int32_t kGroup = kFp8Group;
     latent = first < shape.latent_dim;
     const std::byte* scales = row + shape.latent_dim;
     if (latent) {

@@ -7,8 +7,8 @@
 // block has four warps, so 256 tokens of one query row; rows are next to each other in the grid, so
 // that those of a session find the keys in the L2 cache. Every dot product is one chain over the
 // dimensions, the sum over heads has a fixed tree, chunks of heads follow each other: bits depend
-// on nothing but query, weights and key. Cost: heads x dim multiply-adds per row and token (B = 13,
-// L = 100K, V3.2: 10.6 G, 0.35 ms at the fp32 peak).
+// on nothing but query, weights and key.
+// Cost: heads x dim multiply-adds per row and token (B = 13, L = 100K, V3.2: 10.6 G, 0.35 ms at the fp32 peak).
 #include <algorithm>
 
 #include "kernels/e4m3_decode.cuh"

@@ -16,7 +16,7 @@
 namespace echo {
 namespace {
 
-constexpr std::int32_t kGroup = 128;  ///< elements that share a scale
+constexpr std::int32_t kGroup = kFp8Group;
 
 void encode_fp8_row(const float* values, const ShapeView& shape, std::byte* row) {
   auto* codes = reinterpret_cast<std::uint8_t*>(row);

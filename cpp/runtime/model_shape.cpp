@@ -86,7 +86,7 @@ ModelShape ModelShape::tiny(RowFormat format) {
 std::int32_t ModelShape::row_bytes() const {
   switch (row_format) {
     case RowFormat::fp8_656:
-      return latent_dim + latent_dim / 128 * 4 + rope_dim * 2;
+      return latent_dim + latent_dim / kFp8Group * 4 + rope_dim * 2;
     case RowFormat::bf16_1152:
       return row_dim() * 2;
     case RowFormat::fp32:

@@ -11,6 +11,9 @@ namespace echo {
 /// Tokens per block: the unit in which host rows and index keys are given out.
 inline constexpr std::int32_t kBlockTokens = 64;
 
+/// Elements of an FP8 row that share a scale.
+inline constexpr std::int32_t kFp8Group = 128;
+
 /// Blocks that hold so many tokens.
 constexpr std::int64_t blocks_of(std::int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
