@@ -188,7 +188,7 @@ class Traffic(RuleBasedStateMachine):
         held = {block for other in others for block in other.session.blocks}
         needed = sum(block in held for block in pair.session.blocks[length // 64 :])
         if needed > self.free_blocks:
-            with pytest.raises(echo.CapacityError, match="^max_tokens: "):
+            with pytest.raises(echo.CapacityError, match="^length: "):
                 pair.session.truncate(length)
         else:
             self.rig.truncate(pair, length)

@@ -186,7 +186,7 @@ class Scenario:
                     if cut:
                         self.feed(life.twin, life.tokens)
             else:
-                with pytest.raises(echo.CapacityError, match="^max_tokens: "):
+                with pytest.raises(echo.CapacityError, match="^length: "):
                     life.session.truncate(cut)
             assert life.session.length == len(life.tokens)
 
