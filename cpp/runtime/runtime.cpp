@@ -26,6 +26,7 @@ KvRuns Runtime::begin_import(const Session& session, std::int64_t tokens) {
 }
 void Runtime::finish_import(const Session& session, const KvRuns& filled) { impl_->finish_import(session, filled); }
 std::vector<float> Runtime::thresholds(const Session& session) const { return impl_->thresholds(session); }
+std::int64_t Runtime::free_host_tokens() const { return impl_->free_host_tokens(); }
 RuntimeStats Runtime::stats() const { return impl_->stats(); }
 CacheState Runtime::cache_state(std::int32_t layer) const { return impl_->cache_state(layer); }
 void Runtime::close() { impl_->close(); }

@@ -55,6 +55,12 @@ std::vector<float> RuntimeImpl::thresholds(const Session& session) {
   return state_->read_thresholds(usable(session).index);
 }
 
+std::int64_t RuntimeImpl::free_host_tokens() {
+  const InUse in_use(in_use_);
+  require_open();
+  return blocks_->free_blocks() * kBlockTokens;
+}
+
 RuntimeStats RuntimeImpl::stats() {
   const InUse in_use(in_use_);
   require_open();

@@ -42,6 +42,7 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   void import_kv(const Session& session, const KvRuns& source);
   std::vector<float> thresholds(const Session& session);
   RuntimeStats stats();
+  std::int64_t free_host_tokens();
   CacheState cache_state(std::int32_t layer);
   void close();
   bool closed() const { return closed_; }

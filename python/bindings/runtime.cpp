@@ -97,6 +97,7 @@ void register_runtime(nb::module_& module) {
             return numpy_copy(std::move(values), {layers});
           },
           "session"_a)
+      .def_prop_ro("free_host_tokens", &Runtime::free_host_tokens)
       .def("stats", &Runtime::stats, nb::call_guard<nb::gil_scoped_release>())
       .def("cache_state", &cache_state, "layer"_a,
            nb::sig("def cache_state(self, layer: int) -> dict[str, typing.Any]"))

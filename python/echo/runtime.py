@@ -228,6 +228,11 @@ class Runtime:
         """float32 [layers]: moving average of the k-th score, NaN where there is none yet."""
         return self._core.thresholds(session)
 
+    @property
+    def free_host_tokens(self) -> int:
+        """Tokens that sessions could be opened for now, in blocks of 64. Does not wait for the device."""
+        return self._core.free_host_tokens
+
     def stats(self) -> RuntimeStats:
         """Counters since construction. Waits for steps in flight: not for every step."""
         return self._core.stats()

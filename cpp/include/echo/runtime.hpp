@@ -85,7 +85,10 @@ class ECHO_API Runtime {
 
   /// Predicted k-th score per layer (moving average), NaN where there is none yet.
   std::vector<float> thresholds(const Session& session) const;
+  /// Waits for steps in flight; see free_host_tokens for what admission asks in every step.
   RuntimeStats stats() const;
+  /// Tokens that sessions could be opened for now, in blocks of 64. Does not wait for the device.
+  std::int64_t free_host_tokens() const;
   CacheState cache_state(std::int32_t layer) const;
 
   /// Closes all sessions and frees all memory. Idempotent; everything but close throws StateError afterwards.
