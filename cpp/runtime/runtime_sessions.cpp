@@ -15,6 +15,7 @@ namespace echo {
 namespace {
 std::string room_for(std::int64_t tokens) { return "max_tokens: a session of " + std::to_string(tokens) + " tokens"; }
 }  // namespace
+
 RuntimeImpl::State& RuntimeImpl::usable(const Session& session) const {
   if (session.state_ == nullptr || session.state_->runtime.lock().get() != this) {
     throw InvalidArgument("session: it was not opened by this runtime");
