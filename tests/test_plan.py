@@ -110,7 +110,7 @@ def test_sessions_of_counts_blocks_sessions_and_context():
     assert [plan.sessions_of(n) for n in (1, 64, 65, 128, 129, 320, 321, 0, -1)] == [7, 7, 5, 5, 3, 2, 0, 0, 0]
 
 
-def test_a_runtime_takes_what_its_plan_says(make_runtime):
+def test_a_new_runtime_has_done_nothing_yet(make_runtime):
     runtime = make_runtime(small_shape())
     stats = runtime.stats()
     assert stats.device_bytes == runtime.plan.device_bytes and stats.host_bytes == runtime.plan.host_bytes
