@@ -5,7 +5,7 @@
 // parts with a mark are read), and lets the clock hand pass over 8,192 stamps per round, where a
 // prefix sum hands the slots that may be taken to the misses in order: the first miss gets the
 // first slot, as if one thread had done it. If there are too few, which the histogram tells
-// beforehand, no slot is taken. Cost: 4 us without misses; with them one round per 8,192 / kSpread
+// beforehand, no slot is taken. Cost (estimated): 4 us without misses; with them one round per 8,192 / kSpread
 // misses, at most one turn of the pool, and six scattered accesses per miss, 1,024 at a time.
 #include "cache_manager/claim_slots.cuh"
 #include "kernels/launch.cuh"

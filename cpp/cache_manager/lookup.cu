@@ -4,7 +4,7 @@
 // A thread per entry, in a loop. The maps do not change during the launch: a hit exchanges a stamp
 // (whoever finds an older one counts the slot), a miss sets a bit. What the histogram of ages has
 // to forget is counted in shared memory first. Cost: three dependent loads per entry (selection,
-// block table, slot_of) and one atomic operation; 26K entries keep the GPU busy for 3-4 us.
+// block table, slot_of) and one atomic operation; 26K entries should keep the GPU busy for 3-4 us.
 #include <algorithm>
 
 #include "cache_manager/lookup.cuh"

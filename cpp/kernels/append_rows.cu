@@ -4,7 +4,7 @@
 // neighbour's: stores are 128 bytes wide, also across the link. FP8: a round per group of 128
 // elements, four per lane, whose maximum is found by shuffles. Slot and host row get the same
 // words. Cost: a decode step's rows are a few kilobytes, so this is the time of a launch; 512 rows
-// of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time, without being waited for.
+// of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate, without being waited for.
 #include "kernels/append_rows.hpp"
 #include "kernels/elements.cuh"
 #include "kernels/launch.cuh"

@@ -7,7 +7,7 @@
 // to the k largest. A fourth pass counts, per warp and its contiguous part of the row, what is
 // taken, and a fifth writes it, in order of position: ties go to the smaller one. The work does not
 // depend on the scores; where most fall into one bin, a warp adds its share at once. Cost: five
-// reads of the row from L2 by one multiprocessor, some 25 us for 100K scores, rows in parallel.
+// reads of the row from L2 by one multiprocessor, an estimated 25 us for 100K scores, rows in parallel.
 #include "kernels/launch.cuh"
 #include "kernels/number_formats.hpp"
 #include "kernels/select.hpp"
