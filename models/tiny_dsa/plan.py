@@ -50,7 +50,7 @@ def stages(lengths: tuple[int, int, int], top_k: int, queries: tuple[int, int]) 
     sparse = Mode(top_k, index_queries=queries[1])
     return (
         Stage("dense_short", short, Mode(), 0.32, (1.0, 1.0)),
-        Stage("dense", usual, Mode(), 0.26, (1.0, 0.3)),
+        Stage("dense", usual, Mode(), 0.26, (0.6, 0.3)),
         Stage("indexer", usual, Mode(index_queries=queries[0], index_only=True), 0.10, (1.0, 0.4)),
         Stage("sparse", usual, sparse, 0.24, (0.3, 0.1)),
         Stage("sparse_long", long, sparse, 0.08, (0.1, 0.0)),

@@ -41,7 +41,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 FLUSH_STEPS = 10
-WARM_UP_STEPS = 40
+WARM_UP_STEPS = 40  # of each stage: another length or loss makes the first gradients large
+SETBACK = 0.5  # nats over the best of a stage after which training goes back
 
 
 class Trainer:
@@ -108,14 +109,14 @@ class Trainer:
         record: dict[str, Any] = {"name": stage.name, "length": stage.length, "curve": []}
         self.metrics["stages"].append(record)
         rows = max(1, self.plan.batch_tokens // stage.length)
-        first_step, pending = self.steps, []
+        first_step, pending, best = self.steps, [], float("inf")
         good, queued = self._copy(), deque[torch.cuda.Event]()
         while self.steps == first_step or time.time() + step_seconds < started + seconds:
             if self.steps - first_step == (self.args.max_steps or None):
                 break
             progress = min(1.0, (time.time() - started) / seconds)
             rate = stage.rates[0] + progress * (stage.rates[1] - stage.rates[0])
-            rate *= self.args.lr * self.rate_scale * min(1.0, (self.steps + 1) / WARM_UP_STEPS)
+            rate *= self.args.lr * self.rate_scale * min(1.0, (self.steps - first_step + 1) / WARM_UP_STEPS)
             pending.append(self._backward(batches.next(rows, stage.length), stage.mode))
             self.optimizer.step(rate)
             self.steps += 1
@@ -124,18 +125,18 @@ class Trainer:
             if len(pending) == FLUSH_STEPS:
                 means = torch.stack(pending).mean(0).tolist()  # waits for the device
                 pending.clear()
-                if all(np.isfinite(means)):
-                    good = self._copy()
+                if all(np.isfinite(means)) and means[0] < best + SETBACK:
+                    good, best = self._copy(), min(best, means[0])
                     record["curve"].append(
                         [self.steps, round(time.time() - self.args.started, 2), self.tokens, rate, *means]
                     )
                 else:
-                    self._roll_back(good)
+                    self._roll_back(good, f"losses {means}")
                 if (self.steps - first_step) % (20 * FLUSH_STEPS) == 0:
                     self.say(f"{stage.name}: step {self.steps}, loss {means[0]:.4f}, indexer {means[1]:.4f}")
         self._wait()
         if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
-            self._roll_back(good)
+            self._roll_back(good, "weights not finite")
         elapsed, steps = time.time() - started, self.steps - first_step
         record |= {"steps": steps, "seconds": elapsed, "tokens": steps * rows * stage.length}
         record["tokens_per_second"] = record["tokens"] / elapsed
@@ -166,12 +167,12 @@ class Trainer:
         return [parameter.detach().clone() for parameter in self.model.parameters()]
 
     @torch.no_grad()
-    def _roll_back(self, good: list[Tensor]) -> None:
+    def _roll_back(self, good: list[Tensor], reason: str) -> None:
         for parameter, value in zip(self.model.parameters(), good, strict=True):
             parameter.copy_(value)
         self.optimizer = Optimizer(self.model, self.args.index_rate)
         self.rate_scale /= 2
-        self.metrics["events"].append(f"step {self.steps}: not finite; went back, halved the learning rate")
+        self.metrics["events"].append(f"step {self.steps}: {reason}; went back, halved the learning rate")
         self.say(self.metrics["events"][-1])
 
     def _wait(self) -> None:
@@ -287,9 +288,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--max-steps", type=int, default=0, help="of each stage, for tests; 0 for as many as fit")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--config", choices=sorted(PLANS), default="tiny")
-    parser.add_argument(
-        "--retrieval-share", type=float, default=0.05, help="of the sequences, synthetic retrieval text"
-    )
+    parser.add_argument("--retrieval-share", type=float, default=0.1, help="of the sequences, synthetic retrieval text")
     parser.add_argument("--evaluation-seconds", type=float, default=75.0)
     parser.add_argument("--roots", type=Path, nargs="*", help="folders to learn from instead of what is installed")
     parser.add_argument("--max-bytes", type=int, default=400_000_000, help="of text")
