@@ -2,7 +2,7 @@
 # Builds echo with CUDA and runs one part of what needs a GPU. Results go to bench/results, or to $ECHO_RESULTS.
 #   tests          the C++ tests of the CUDA backend, then the Python tests marked gpu (arguments go to pytest)
 #   sanitize       the C++ CUDA tests under the four tools of compute-sanitizer -> sanitize.json
-#   demo           echo-kv demo with a text of 32K tokens -> demo.json, demo.png
+#   demo           echo-kv demo with as long a text as its model takes -> demo.json, demo.png
 #   doctor         echo-kv doctor
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
