@@ -4,6 +4,7 @@
 #   sanitize       the C++ CUDA tests under the four tools of compute-sanitizer -> sanitize.json
 #   demo           echo-kv demo with as long a text as its model takes -> demo.json, demo.png
 #   doctor         echo-kv doctor
+#   bench-recall   bench/test_recall.py -> recall.json (arguments go to pytest: -k, --update-baseline)
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 set -euo pipefail
@@ -27,6 +28,14 @@ build_cpp() {
   build
   cmake -S . -B build/gpu-wheel -DECHO_BUILD_TESTS=ON >/dev/null
   cmake --build build/gpu-wheel --target echo_tests
+}
+
+# What the benchmarks time, likewise.
+build_bench() {
+  build
+  cmake -S . -B build/gpu-wheel -DECHO_BUILD_BENCH=ON >/dev/null
+  cmake --build build/gpu-wheel --target echo_bench
+  export ECHO_BENCH_LIBRARY="$PWD/build/gpu-wheel/libecho_bench.so"
 }
 
 sanitize() {
@@ -55,7 +64,7 @@ shift || true
 case "$part" in
   tests)
     build_cpp
-    "$CPP_TESTS" --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}"
+    ECHO_OPERATIONS="${ECHO_OPERATIONS:-1000000}" "$CPP_TESTS" --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}"
     "$PYTHON" -m pytest -q -m gpu "$@"
     ;;
   sanitize) sanitize ;;
@@ -68,12 +77,17 @@ case "$part" in
     build
     "$PYTHON" -m echo.cli doctor
     ;;
+  bench-recall)
+    build_bench
+    "$PYTHON" -m pytest -p no:cacheprovider --benchmark-only --benchmark-columns=min,median,max \
+      bench/test_recall.py "$@"
+    ;;
   bench-*)
     build
     "$PYTHON" "bench/${part#bench-}.py" "$@"
     ;;
   *)
-    sed -n '2,8p' "$0"
+    sed -n '2,9p' "$0"
     exit 2
     ;;
 esac

@@ -1,21 +1,18 @@
-// append_index_keys: the indexer's keys of new tokens, in the format of the index cache.
+// append: the new rows of a pass (append_rows.cuh) and their index keys, in one launch.
 //
-// A warp per key, four elements per lane and round. FP8 keys are read twice, first for their
-// largest magnitude, from which the key's power-of-two scale follows, then for the codes; the
-// second time they come from the L1 cache. The scale goes behind the 64 keys of the block. Cost:
-// that of a launch.
-#include "kernels/append_index_keys.hpp"
-#include "kernels/elements.cuh"
+// A warp per row, 16 rows per block; the same warp then encodes the row's index key, four elements per lane and round.
+// FP8 keys are read twice, first for their largest magnitude, from which the key's power-of-two scale follows, then for
+// the codes; the second time they come from the L1 cache. The scale goes behind the 64 keys of the block. Cost: that
+// of a launch and of a claim.
+#include "kernels/append.hpp"
+
+#include "kernels/append_rows.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/step_rows.cuh"
-#include "kernels/warp.cuh"
 
 namespace echo {
 namespace {
 
-constexpr int kThreads = 128;
-
-__device__ void put_fp8(const AppendParams& p, std::int64_t first, std::byte* block, std::int32_t in_block) {
+__device__ void put_fp8_key(const AppendParams& p, std::int64_t first, std::byte* block, std::int32_t in_block) {
   const std::int32_t dim = p.shape.index_dim;
   float amax = 0.0F;
   for (std::int32_t i = lane_index(); i < dim; i += kWarp) {
@@ -35,12 +32,7 @@ __device__ void put_fp8(const AppendParams& p, std::int64_t first, std::byte* bl
   }
 }
 
-__global__ __launch_bounds__(kThreads) void append_index_keys(AppendParams p, KernelErrorView errors) {
-  constexpr std::int32_t kRows = kThreads / kWarp;
-  const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) * kRows + warp_index();
-  if (row >= p.step.rows) {
-    return;
-  }
+__device__ void put_key(const AppendParams& p, std::int32_t row, const KernelErrorView& errors) {
   const std::int32_t host_row = new_host_row(p.layer, p.step, row, errors);
   if (host_row == kNone) {
     return;
@@ -50,7 +42,7 @@ __global__ __launch_bounds__(kThreads) void append_index_keys(AppendParams p, Ke
   std::byte* block = row_address(p.layer.index_keys, host_row / kTokensPerBlock, p.layer.index_block_bytes);
   const std::int32_t in_block = host_row % kTokensPerBlock;
   if (p.shape.index_key_format == IndexKeyFormat::fp8) {
-    put_fp8(p, first, block, in_block);
+    put_fp8_key(p, first, block, in_block);
     return;
   }
   constexpr auto kElementBytes = static_cast<std::int32_t>(sizeof(float));
@@ -60,11 +52,22 @@ __global__ __launch_bounds__(kThreads) void append_index_keys(AppendParams p, Ke
   }
 }
 
+__global__ __launch_bounds__(kAppendThreads) void append(AppendParams p, KernelErrorView errors) {
+  __shared__ AppendShared shared;
+  const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kAppendRows;
+  const std::int32_t row = first + warp_index();
+  if (p.index_key != nullptr && row < p.step.rows) {
+    put_key(p, row, errors);
+  }
+  if (p.kv != nullptr) {
+    append_rows(p, RowScores{}, *p.step.tick, first, shared, errors);
+  }
+}
+
 }  // namespace
 
-void launch_append_index_keys(const AppendParams& params, const LaunchContext& context) {
-  launch(context, append_index_keys, blocks_for(params.step.rows, kThreads / kWarp), kThreads, 0, params,
-         context.errors);
+void launch_append(const AppendParams& params, const LaunchContext& context) {
+  launch(context, append, blocks_for(params.step.rows, kAppendRows), kAppendThreads, 0, params, context.errors);
 }
 
 }  // namespace echo
