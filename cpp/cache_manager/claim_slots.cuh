@@ -1,14 +1,16 @@
 #pragma once
 // claim_slots: the replacement rule (replacement.hpp), by one block for the rows that it has to fetch. Any number of
-// blocks may do so at the same time; each looks at windows of its own.
+// blocks may do so at the same time; each begins at a place of its own in the pool.
 //
 // Free slots are popped together. Then, window by window: a thread per slot reads stamp and host row (coalesced) and
 // the row's score (three dependent loads, mostly from the L2 cache), a histogram of coldness in shared memory says down
-// to which level slots go, and those threads claim theirs by compare-and-swap. Who loses one to another block leaves a
-// gap that a later window fills. Behind the planned windows, the block makes one turn of the pool of its own for
-// whatever may be taken; a slot that was passed then can never be taken again within the call, so one turn proves that
-// none is left.
-// Cost (estimated): 2-3 us per window, which callers hide behind the first rows on their way.
+// to which level slots go, and those threads claim theirs by compare-and-swap. What the first window holds can be
+// looked at ahead (look_at), by warps that have nothing else to do while others still look rows up: the chain of loads
+// is longer than all the rest. Who loses a slot to another block leaves a gap that a later window fills. Behind the
+// planned windows the block makes one turn of the pool for whatever may be taken; a slot that was passed then can never
+// be taken again within the call, so one turn proves that none is left. The CPU's hand is a number that is kept; here
+// it follows from tick and block, so that no block waits to read it. Cost (estimated): 1 us for a window that was
+// looked at ahead, 3 us for any other; callers hide them behind the first rows on their way.
 
 #include "cache_manager/residency.cuh"
 #include "cache_manager/row_scores.hpp"
@@ -16,9 +18,23 @@
 
 namespace echo {
 
+/// A slot as a thread saw it.
+struct Sight {
+  std::int32_t slot = kNone;  ///< kNone: may not be taken
+  std::int32_t stamp = 0;
+  std::int32_t row = kNone;
+  Candidate candidate{kNotScored, 1};
+};
+
+/// Where the windows of a block lie.
+struct ClaimPlace {
+  std::int32_t first;   ///< slot of the first window
+  std::int32_t window;  ///< slots of a window, at most kWindow
+};
+
 /// Shared memory of claim_slots.
 struct ClaimShared {
-  std::int32_t first;   ///< slot of the window, or number of free slots there were
+  std::int32_t free;    ///< slots on the stack, read ahead by look_ahead or not at all
   std::int32_t given;   ///< rows that have a slot
   std::int32_t popped;  ///< rows that have a slot which was free
   std::int32_t oldest;
@@ -27,6 +43,32 @@ struct ClaimShared {
   std::int32_t at_edge;                  ///< slots of that level which go
   std::int32_t histogram[kColdest + 1];  ///< coldest first
 };
+
+/// The place of block `block` of `blocks` in tick `now`: blocks share the pool evenly, and begin elsewhere in each
+/// tick, so that no session's misses keep falling on the same slots.
+__device__ inline ClaimPlace claim_place(const LayerView& layer, std::int32_t now, std::int32_t block,
+                                         std::int32_t blocks) {
+  constexpr std::uint32_t kScatter = 0x9E3779B1U;  // 2^32 / golden ratio: consecutive ticks lie far apart
+  const auto slots = static_cast<std::uint32_t>(layer.slots);
+  const std::uint32_t share = max(slots / static_cast<std::uint32_t>(blocks), min(slots, 2U * kWindowGrain));
+  const std::uint32_t start = static_cast<std::uint32_t>(now) * kScatter % slots;
+  const std::uint64_t first = start + static_cast<std::uint64_t>(block) * share;
+  return {static_cast<std::int32_t>(first % slots), static_cast<std::int32_t>(min(share, std::uint32_t{kWindow}))};
+}
+
+/// The slot `passed` places behind the first of the windows.
+__device__ inline Sight look_at(const LayerView& layer, const RowScores& scores, std::int32_t now,
+                                const ClaimPlace& place, std::int64_t passed) {
+  Sight sight;
+  const auto slot = static_cast<std::int32_t>((place.first + passed) % layer.slots);
+  sight.stamp = stamp_word(layer, slot).load(cuda::memory_order_relaxed);
+  sight.row = host_word(layer, slot).load(cuda::memory_order_relaxed);
+  if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
+    sight.slot = slot;
+    sight.candidate = {scores.distance(sight.row), now - sight.stamp};
+  }
+  return sight;
+}
 
 /// Finds the level down to which `quota` slots go. By one warp.
 __device__ inline void find_edge(ClaimShared& shared, std::int32_t quota) {
@@ -51,106 +93,107 @@ __device__ inline void find_edge(ClaimShared& shared, std::int32_t quota) {
   }
 }
 
+/// Takes the `quota` coldest slots that the block's threads see for rows[given...]. Returns whether another block was
+/// faster with one of them; shared.given counts the rest. By all threads.
+__device__ inline bool take_coldest(const LayerView& layer, const Sight& sight, std::int32_t quota,
+                                    const std::int32_t* rows, std::int32_t* slots, ClaimShared& shared) {
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  if (thread <= kColdest) {
+    shared.histogram[thread] = 0;
+  }
+  if (thread == 0) {
+    shared.oldest = 1;
+    shared.farthest = 0;
+  }
+  __syncthreads();
+  const bool seen = sight.slot != kNone;
+  const std::int32_t distance = seen ? max(0, __float_as_int(sight.candidate.distance)) : 0;
+  const std::int32_t farthest = __reduce_max_sync(kAllLanes, distance);
+  const std::int32_t oldest = __reduce_max_sync(kAllLanes, seen ? sight.candidate.age : 1);
+  if (lane_index() == 0) {
+    atomicMax(&shared.farthest, farthest);
+    atomicMax(&shared.oldest, oldest);
+  }
+  __syncthreads();
+  const std::int32_t level = kColdest - coldness(sight.candidate, __int_as_float(shared.farthest), shared.oldest);
+  if (seen) {
+    atomicAdd(shared.histogram + level, 1);
+  }
+  __syncthreads();
+  if (warp_index() == 0) {
+    find_edge(shared, quota);
+  }
+  __syncthreads();
+  const bool chosen = seen && (level < shared.edge || (level == shared.edge && atomicSub(&shared.at_edge, 1) > 0));
+  const bool taken = chosen && evict(layer, sight.slot, sight.stamp, sight.row);
+  if (taken) {
+    const std::int32_t mine = atomicAdd(&shared.given, 1);
+    assign(layer, sight.slot, rows[mine]);
+    slots[mine] = sight.slot;
+  }
+  return __syncthreads_or(chosen && !taken) != 0;
+}
+
 /// Gives slots to rows[0, needed), which the block's threads found missing (look_up returned kNone) and listed in
-/// shared memory: slots[i], kNone where there is none left. Called by all threads of a block of at least kWindow.
-/// Returns how many rows were evicted, the same to all threads; slots are to be read behind a barrier.
+/// shared memory: slots[i], kNone where there is none left. Called by all threads of a block of at least kWindow, with
+/// what each saw of the first window, `ahead` slots in all, and the number of free slots in shared memory. Returns how
+/// many rows were evicted, the same to all threads; slots are to be read behind a barrier.
 __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScores& scores, std::int32_t now,
+                                           const ClaimPlace& place, const Sight& first, std::int32_t ahead,
                                            const std::int32_t* rows, std::int32_t* slots, std::int32_t needed,
                                            ClaimShared& shared) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   if (thread == 0) {
     std::int32_t popped = 0;
-    std::int32_t top = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
-    if (top > 0) {
+    if (shared.free > 0) {
       // Others may have emptied the stack since; nobody pushes in this launch, so what is below zero is nothing.
-      top = atomicSub(&layer.replacement->free, needed);
-      popped = top < needed ? (top > 0 ? top : 0) : needed;
+      const std::int32_t top = atomicSub(&layer.replacement->free, needed);
+      popped = top < needed ? max(top, 0) : needed;
       if (popped < needed) {
         atomicMax(&layer.replacement->free, 0);
       }
+      shared.free = top;
     }
-    shared.first = top;
-    shared.popped = shared.given = popped;
+    shared.given = popped;
+    shared.popped = popped;
   }
   __syncthreads();
-  for (std::int32_t i = thread; i < shared.given; i += static_cast<std::int32_t>(blockDim.x)) {
-    const std::int32_t slot = layer.free_slots[shared.first - 1 - i];
+  for (std::int32_t i = thread; i < shared.popped; i += static_cast<std::int32_t>(blockDim.x)) {
+    const std::int32_t slot = layer.free_slots[shared.free - 1 - i];
     assign(layer, slot, rows[i]);
     slots[i] = slot;
   }
   __syncthreads();
-  std::int32_t given = shared.given;
-  if (given == needed) {
+
+  const std::int32_t wanted = needed - shared.given;
+  if (wanted == 0) {
     return 0;
   }
-
-  const std::int32_t window = window_slots(needed - given, layer.slots);
-  const std::int32_t planned = planned_windows(needed - given, window);
+  const std::int32_t window = place.window;
+  std::int32_t planned = planned_windows(wanted, ahead);
+  take_coldest(layer, first, (wanted + planned - 1) / planned, rows, slots, shared);
+  planned = planned_windows(max(needed - shared.given, 1), window);
   const std::int32_t most = planned + (layer.slots + window - 1) / window;
-  bool again = false;
-  for (std::int32_t turn = 0; turn < most && given < needed; turn += again ? 0 : 1) {
-    const std::int32_t left = needed - given;
+  for (std::int32_t turn = 0; turn < most && shared.given < needed; ++turn) {
+    const std::int32_t left = needed - shared.given;
     const std::int32_t quota = turn < planned ? (left + planned - turn - 1) / (planned - turn) : left;
-    if (thread <= kColdest) {
-      shared.histogram[thread] = 0;
-    }
-    if (thread == 0) {
-      if (turn > planned) {
-        // Other blocks move the hand, too: a turn that has to be complete goes on from the window before.
-        const std::int64_t next = static_cast<std::int64_t>(shared.first) + (again ? 0 : window);
-        shared.first = static_cast<std::int32_t>(next < layer.slots ? next : next - layer.slots);
-      } else if (!again) {
-        // The hand counts on; as an unsigned number it wraps where nobody minds.
-        auto* hand = reinterpret_cast<std::uint32_t*>(&layer.replacement->hand);
-        const std::uint32_t first = atomicAdd(hand, static_cast<std::uint32_t>(window));
-        shared.first = static_cast<std::int32_t>(first % static_cast<std::uint32_t>(layer.slots));
+    bool again = true;
+    while (again) {
+      Sight sight;
+      if (thread < window) {
+        sight = look_at(layer, scores, now, place, ahead + static_cast<std::int64_t>(turn) * window + thread);
       }
-      shared.oldest = 1;
-      shared.farthest = 0;
+      again = take_coldest(layer, sight, min(quota, needed - shared.given), rows, slots, shared);
+      // On the last turn nothing may be passed over that this block could have: whoever was beaten to a slot looks
+      // again.
+      again = again && turn >= planned && shared.given < needed;
     }
-    __syncthreads();
-
-    const std::int64_t passed = static_cast<std::int64_t>(shared.first) + thread;
-    const auto slot = static_cast<std::int32_t>(passed < layer.slots ? passed : passed - layer.slots);
-    std::int32_t stamp = now;
-    if (thread < window) {
-      stamp = stamp_word(layer, slot).load(cuda::memory_order_relaxed);
-    }
-    bool chosen = stamp != kFree && stamp < now;
-    Candidate candidate{kNotScored, 1};
-    if (chosen) {
-      candidate = {scores.distance(host_word(layer, slot).load(cuda::memory_order_relaxed)), now - stamp};
-      if (candidate.distance >= 0.0F) {
-        atomicMax(&shared.farthest, __float_as_int(candidate.distance));
-      }
-      atomicMax(&shared.oldest, candidate.age);
-    }
-    __syncthreads();
-    const std::int32_t level = kColdest - coldness(candidate, __int_as_float(shared.farthest), shared.oldest);
-    if (chosen) {
-      atomicAdd(shared.histogram + level, 1);
-    }
-    __syncthreads();
-    if (warp_index() == 0) {
-      find_edge(shared, quota);
-    }
-    __syncthreads();
-    chosen = chosen && (level < shared.edge || (level == shared.edge && atomicSub(&shared.at_edge, 1) > 0));
-    const bool taken = chosen && evict(layer, slot, stamp);
-    if (taken) {
-      const std::int32_t mine = atomicAdd(&shared.given, 1);
-      assign(layer, slot, rows[mine]);
-      slots[mine] = slot;
-    }
-    // On the last turn nothing may be passed over that this block could have: whoever was beaten to a slot looks again.
-    again = __syncthreads_or(chosen && !taken) != 0 && turn >= planned;
-    given = shared.given;
   }
-  for (std::int32_t i = given + thread; i < needed; i += static_cast<std::int32_t>(blockDim.x)) {
+  for (std::int32_t i = shared.given + thread; i < needed; i += static_cast<std::int32_t>(blockDim.x)) {
     slot_word(layer, rows[i]).store(failed_at(now), cuda::memory_order_relaxed);
     slots[i] = kNone;
   }
-  return given - shared.popped;
+  return shared.given - shared.popped;
 }
 
 /// Publishes the rows that claim_slots found slots for; behind a barrier. The last threads of the block do it: their

@@ -3,14 +3,18 @@
 //
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend):
 // reads of neighbouring rows share address translations, which is what host reads cost. It
-//   looks up      three dependent loads per entry (selection, block table, slot_of) and one atomic maximum,
+//   looks up      three dependent loads per entry (selection, block table, slot_of) and one atomic maximum; warps that
+//                 have no entries look at slots that might be given away,
 //   lists misses  in order, in shared memory,
-//   starts rows   each warp loads its first rows from host memory into registers: up to 256 16-byte pieces at once,
+//   starts rows   each warp loads its first rows from host memory into registers,
 //   claims slots  while those are on their way,
-//   copies        the loaded rows, then the rest; a warp takes up to four rows at a time, interleaved with the other
-//   warps, waits         for rows that other blocks fetch, and writes the slots of its entries.
-// The first blocks append the new rows of the pass, if kv is given (append_rows.cuh).
-// Cost (estimated): 3-4 us for 26K hits; misses cost what the link takes, 30-35 fresh rows per us, from 3 us on.
+//   copies        the loaded rows, then the rest, warps side by side in the list. Not too many rows at once: some
+//   thousand
+//                 open translations are slower than one thousand,
+//   waits         for rows that other blocks fetch, and writes the slots of its entries.
+// The first blocks append the new rows of the pass, if kv is given (append_rows.cuh). Entries that select those wait
+// for them; all blocks of a decode step are on the GPU together, and the first ones start first.
+// Cost on an H200: 4-5 us for 26K hits; misses cost what the link takes, 30-35 fresh rows per us, from 4 us on.
 #include <algorithm>
 
 #include "cache_manager/recall.cuh"
@@ -22,11 +26,11 @@ namespace {
 
 constexpr int kThreads = kAppendThreads;
 constexpr int kWarps = kThreads / kWarp;
+constexpr int kMostLookers = 448;  ///< threads that look entries up; the others look at slots meanwhile
 constexpr int kMostPerThread = 4;
-constexpr int kMostEntries = kMostPerThread * kThreads;  ///< of a block
-constexpr int kLeastEntries = 128;
-constexpr int kPieces = 8;        ///< 16-byte pieces that a lane has under way
-constexpr int kRowsPerGroup = 4;  ///< rows that a warp copies together, if they are small enough
+constexpr int kMostEntries = kMostPerThread * kMostLookers;  ///< of a block
+constexpr int kPieces = 4;                                   ///< 16-byte pieces that a lane has under way
+constexpr std::int32_t kRowsAtOnce = 1024;                   ///< under way in the whole grid, about
 
 struct RecallShared {
   std::int32_t rows[kMostEntries];   ///< missing rows, in the order of their entries
@@ -39,10 +43,11 @@ struct RecallShared {
 
 /// What recall knows of an entry of the selection.
 struct Entry {
-  std::int32_t row = kNone;   ///< host row, kNone where there is nothing to recall
-  std::int32_t slot = kNone;  ///< or kNone: in the list of missing rows; kPending: another thread makes it resident
-  std::int32_t listed = 0;    ///< its place in the list
+  std::int32_t row = kNone;  ///< host row, kNone where there is nothing to recall
+  std::int32_t slot =
+      kNone;  ///< kNone: to be fetched; then kListed - place in the list; kPending: another thread does it
 };
+constexpr std::int32_t kListed = -16;
 
 /// Rows of the list that go through one warp together: their pieces, from `first` on, in registers.
 class RowGroup {
@@ -119,9 +124,10 @@ __device__ void count(std::int64_t* counter, std::int32_t number) {
 }
 
 /// Slots for the list of missing rows, and their bytes. Returns how many rows were evicted.
-__device__ std::int32_t fetch(const RecallParams& p, std::int32_t missing, std::int32_t now, RecallShared& shared) {
+__device__ std::int32_t fetch(const RecallParams& p, const ClaimPlace& place, const Sight& sight, std::int32_t ahead,
+                              std::int32_t missing, std::int32_t now, RecallShared& shared) {
   const std::int32_t pieces = p.layer.row_bytes / RowGroup::kPieceBytes;
-  std::int32_t rows = missing <= kWarps ? 1 : (missing <= 2 * kWarps ? 2 : kRowsPerGroup);
+  std::int32_t rows = max(1, min(kRowsAtOnce / kWarps / static_cast<std::int32_t>(gridDim.x), missing / kWarps));
   while (rows > 1 && rows * pieces > RowGroup::kRound) {
     --rows;
   }
@@ -129,7 +135,7 @@ __device__ std::int32_t fetch(const RecallParams& p, std::int32_t missing, std::
   RowGroup group(p.layer, shared, start, max(0, min(rows, missing - start)));
   group.load(0);
   const std::int32_t evicted =
-      claim_slots(p.layer, row_scores(p), now, shared.rows, shared.slots, missing, shared.claim);
+      claim_slots(p.layer, row_scores(p), now, place, sight, ahead, shared.rows, shared.slots, missing, shared.claim);
   __syncthreads();
   publish_slots(p.layer, now, shared.rows, shared.slots, shared.claim.given);
   group.store(0);
@@ -147,33 +153,75 @@ __device__ std::int32_t fetch(const RecallParams& p, std::int32_t missing, std::
   return evicted;
 }
 
+/// Looks up the host rows of a thread's entries. Each kind of access goes out for all of them before the first is
+/// waited for; what is not simply resident is settled one by one. Returns how many others are fetching already.
 template <int kPerThread>
-__device__ void recall_entries(const RecallParams& p, std::int64_t first, std::int32_t per_block, RecallShared& shared,
-                               const KernelErrorView& errors) {
-  const std::int32_t now = *p.step.tick + p.block.tick_offset;
-  const std::int64_t end = min(first + per_block, static_cast<std::int64_t>(p.block.count) * p.shape.top_k);
-  const std::int64_t own = first + static_cast<std::int32_t>(threadIdx.x);
-  if (threadIdx.x == 0) {
-    shared.entries = 0;
-    shared.lost = 0;
+__device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, Entry (&entries)[kPerThread]) {
+  std::int32_t slots[kPerThread];
+  std::int32_t before[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const bool wanted = entries[i].row != kNone && entries[i].slot != kPending;
+    slots[i] = wanted ? slot_word(layer, entries[i].row).load(cuda::memory_order_relaxed) : kNone;
   }
-  Entry entries[kPerThread];
-  std::int32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    before[i] = slots[i] >= 0 ? stamp_word(layer, slots[i]).fetch_max(now, cuda::memory_order_relaxed) : now;
+  }
   std::int32_t lost = 0;
-  bool any_missing = false;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     Entry& entry = entries[i];
-    bool is_new = false;
-    if (own + i * kThreads < end) {
-      entry.row = selected_row(p, own + i * kThreads, is_new, errors);
+    if (before[i] != now && before[i] != kClaimed) {  // as in protect
+      entry.slot = slots[i];
+    } else if (entry.row != kNone && entry.slot != kPending) {
+      entry.slot = look_up(layer, entry.row, now, slots[i]);
+      lost += entry.slot == kPending ? 1 : 0;
     }
-    if (entry.row != kNone) {
-      entry.slot = is_new ? kPending : look_up(p.layer, entry.row, now);
-      ++found;
-      lost += !is_new && entry.slot == kPending ? 1 : 0;
-      any_missing = any_missing || entry.slot == kNone;
+  }
+  return lost;
+}
+
+template <int kPerThread>
+__device__ void recall_entries(const RecallParams& p, std::int32_t block, std::int32_t blocks, std::int32_t per_block,
+                               RecallShared& shared, const KernelErrorView& errors) {
+  const std::int32_t now = *p.step.tick + p.block.tick_offset;
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const std::int32_t lookers = min(per_block, kMostLookers);
+  const std::int64_t first = static_cast<std::int64_t>(block) * per_block;
+  const std::int64_t end = min(first + per_block, static_cast<std::int64_t>(p.block.count) * p.shape.top_k);
+  const ClaimPlace place = claim_place(p.layer, now, block, blocks);
+  const std::int32_t ahead = min(kThreads - lookers, place.window);
+  const auto entry_of = [&](int i) { return thread < lookers ? first + thread + i * lookers : end; };
+
+  Entry entries[kPerThread];
+  Sight sight;
+  std::int32_t lost = 0;
+  if (thread < lookers) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      bool is_new = false;
+      if (entry_of(i) < end) {
+        entries[i].row = selected_row(p, entry_of(i), is_new, errors);
+      }
+      entries[i].slot = is_new ? kPending : kNone;
     }
+    lost = look_up_all(p.layer, now, entries);
+  } else if (thread - lookers < ahead) {
+    sight = look_at(p.layer, row_scores(p), now, place, thread - lookers);
+  }
+  if (thread == kThreads - 1) {
+    shared.claim.free = AtomicWord(p.layer.replacement->free).load(cuda::memory_order_relaxed);
+    shared.entries = 0;
+    shared.lost = 0;
+  }
+  std::int32_t found = 0;
+  bool any_missing = false;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const Entry& entry = entries[i];
+    found += entry.row != kNone ? 1 : 0;
+    any_missing = any_missing || (entry.row != kNone && entry.slot == kNone);
   }
   std::int32_t missing = 0;
   std::int32_t evicted = 0;
@@ -183,30 +231,31 @@ __device__ void recall_entries(const RecallParams& p, std::int64_t first, std::i
       Entry& entry = entries[i];
       const bool listed = entry.row != kNone && entry.slot == kNone;
       std::int32_t total = 0;
-      entry.listed = missing + exclusive_sum<kThreads>(listed ? 1 : 0, total, shared.warp_sums);
+      const std::int32_t place_in_list = missing + exclusive_sum<kThreads>(listed ? 1 : 0, total, shared.warp_sums);
       if (listed) {
-        shared.rows[entry.listed] = entry.row;
+        shared.rows[place_in_list] = entry.row;
+        entry.slot = kListed - place_in_list;
       }
       missing += total;
     }
     __syncthreads();
-    evicted = fetch(p, missing, now, shared);
+    evicted = fetch(p, place, sight, ahead, missing, now, shared);
   }
-  std::int32_t failed = 0;
+  bool failed = false;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     Entry& entry = entries[i];
-    if (entry.row != kNone && entry.slot == kNone) {
-      entry.slot = shared.slots[entry.listed];
+    if (entry.slot <= kListed) {
+      entry.slot = shared.slots[kListed - entry.slot];
     } else if (entry.slot == kPending) {
       entry.slot = wait_for(p.layer, entry.row, now);
     }
-    failed += entry.row != kNone && entry.slot == kNone ? 1 : 0;
-    if (own + i * kThreads < end) {
-      p.slots[own + i * kThreads] = entry.slot;
+    failed = failed || (entry.row != kNone && entry.slot == kNone);
+    if (entry_of(i) < end) {
+      p.slots[entry_of(i)] = entry.slot;
     }
   }
-  if (failed != 0) {
+  if (failed) {
     errors.raise(KernelError::pool_exhausted);
   }
   found = warp_sum(found);
@@ -216,23 +265,25 @@ __device__ void recall_entries(const RecallParams& p, std::int64_t first, std::i
     atomicAdd(&shared.lost, lost);
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (thread == 0) {
     count(&p.layer.counters->hits, shared.entries - missing);
-    count(&p.layer.counters->misses, missing == 0 ? 0 : min(missing, shared.claim.given));
+    count(&p.layer.counters->misses, missing == 0 ? 0 : shared.claim.given);
     count(&p.layer.counters->evictions, evicted);
     count(&p.layer.counters->lost_races, shared.lost);
   }
 }
 
 template <int kPerThread>
-__global__ __launch_bounds__(kThreads, 1) void recall(RecallParams p, std::int32_t append_blocks,
-                                                      std::int32_t per_block, KernelErrorView errors) {
+__global__ __launch_bounds__(kThreads, kPerThread == 1 ? 2 : 1) void recall(RecallParams p, std::int32_t append_blocks,
+                                                                            std::int32_t per_block,
+                                                                            KernelErrorView errors) {
   __shared__ union Shared {
     __device__ Shared() {}
     RecallShared recall;
     AppendShared append;
   } shared;
   const auto block = static_cast<std::int32_t>(blockIdx.x);
+  const auto blocks = static_cast<std::int32_t>(gridDim.x);
   if (block < append_blocks) {
     const AppendParams append{.layer = p.layer,
                               .step = p.step,
@@ -242,11 +293,12 @@ __global__ __launch_bounds__(kThreads, 1) void recall(RecallParams p, std::int32
                               .index_key = nullptr,
                               .index_key_dtype = DType::f32,
                               .to_slots = true};
-    append_rows(append, row_scores(p), *p.step.tick + p.block.tick_offset, block * kAppendRows, shared.append, errors);
+    const std::int32_t now = *p.step.tick + p.block.tick_offset;
+    append_rows(append, row_scores(p), now, claim_place(p.layer, now, blocks - 1 - block, blocks), block * kAppendRows,
+                shared.append, errors);
     return;
   }
-  recall_entries<kPerThread>(p, static_cast<std::int64_t>(block - append_blocks) * per_block, per_block, shared.recall,
-                             errors);
+  recall_entries<kPerThread>(p, block - append_blocks, blocks, per_block, shared.recall, errors);
 }
 
 }  // namespace
@@ -255,15 +307,21 @@ void launch_recall(const RecallParams& params, const LaunchContext& context) {
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
   // As few entries per block as one block per multiprocessor allows: many links in flight for a small batch, few
   // blocks that claim slots for a large one.
-  std::int32_t per_block = kLeastEntries;
-  while (per_block < kMostEntries && blocks_for(entries, per_block) > static_cast<unsigned>(context.multiprocessors)) {
-    per_block *= 2;
+  constexpr std::int32_t kSizes[] = {128, 256, kMostLookers, 2 * kMostLookers, kMostEntries};
+  std::int32_t per_block = kMostEntries;
+  for (const std::int32_t size : kSizes) {
+    if (blocks_for(entries, size) <= static_cast<unsigned>(context.multiprocessors)) {
+      per_block = size;
+      break;
+    }
   }
   const unsigned append_blocks = params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAppendRows);
   const unsigned blocks = append_blocks + blocks_for(entries, per_block);
   const auto first = static_cast<std::int32_t>(append_blocks);
-  if (per_block <= kThreads) {
+  if (per_block <= kMostLookers) {
     launch(context, recall<1>, blocks, kThreads, 0, params, first, per_block, context.errors);
+  } else if (per_block <= 2 * kMostLookers) {
+    launch(context, recall<2>, blocks, kThreads, 0, params, first, per_block, context.errors);
   } else {
     launch(context, recall<kMostPerThread>, blocks, kThreads, 0, params, first, per_block, context.errors);
   }

@@ -64,11 +64,11 @@ __host__ __device__ inline Protection protect(const LayerView& layer, std::int32
   return host_word(layer, slot).load(cuda::memory_order_relaxed) == row ? Protection::done : Protection::stale;
 }
 
-/// Looks a row up and protects its slot. Returns the slot; kNone: the caller has to fetch the row, nobody else will;
-/// kPending: another thread does, see wait_for.
-__host__ __device__ inline std::int32_t look_up(const LayerView& layer, std::int32_t row, std::int32_t now) {
+/// Looks a row up and protects its slot, given what slot_of said of it a moment ago. Returns the slot; kNone: the
+/// caller has to fetch the row, nobody else will; kPending: another thread does, see wait_for.
+__host__ __device__ inline std::int32_t look_up(const LayerView& layer, std::int32_t row, std::int32_t now,
+                                                std::int32_t slot) {
   const AtomicWord word = slot_word(layer, row);
-  std::int32_t slot = word.load(cuda::memory_order_relaxed);
   while (slot != kPending) {
     const Protection protection = slot >= 0 ? protect(layer, slot, row, now) : Protection::stale;
     if (protection == Protection::done) {
@@ -81,6 +81,9 @@ __host__ __device__ inline std::int32_t look_up(const LayerView& layer, std::int
     }
   }
   return kPending;
+}
+__host__ __device__ inline std::int32_t look_up(const LayerView& layer, std::int32_t row, std::int32_t now) {
+  return look_up(layer, row, now, slot_word(layer, row).load(cuda::memory_order_relaxed));
 }
 
 /// Slot of a row that another thread of this launch makes resident, protected; kNone if that thread got no slot.
@@ -99,14 +102,13 @@ __host__ __device__ inline std::int32_t wait_for(const LayerView& layer, std::in
   }
 }
 
-/// Claims a slot whose stamp was read as `stamp` and unmaps what it holds; false if it was used or claimed meanwhile.
-__host__ __device__ inline bool evict(const LayerView& layer, std::int32_t slot, std::int32_t stamp) {
+/// Claims a slot that was seen with `stamp` and `row`, and unmaps the row; false if it was used or claimed meanwhile.
+__host__ __device__ inline bool evict(const LayerView& layer, std::int32_t slot, std::int32_t stamp, std::int32_t row) {
   if (!stamp_word(layer, slot).compare_exchange_strong(stamp, kClaimed, cuda::memory_order_relaxed)) {
     return false;
   }
   std::int32_t expected = slot;
-  slot_word(layer, host_word(layer, slot).load(cuda::memory_order_relaxed))
-      .compare_exchange_strong(expected, kNone, cuda::memory_order_relaxed);
+  slot_word(layer, row).compare_exchange_strong(expected, kNone, cuda::memory_order_relaxed);
   return true;
 }
 

@@ -1,6 +1,6 @@
 // append: the new rows of a pass (append_rows.cuh) and their index keys, in one launch.
 //
-// A warp per row, 16 rows per block; the same warp then encodes the row's index key, four elements per lane and round.
+// A warp per row, 8 rows per block; the same warp then encodes the row's index key, four elements per lane and round.
 // FP8 keys are read twice, first for their largest magnitude, from which the key's power-of-two scale follows, then for
 // the codes; the second time they come from the L1 cache. The scale goes behind the 64 keys of the block. Cost: that
 // of a launch and of a claim.
@@ -52,15 +52,18 @@ __device__ void put_key(const AppendParams& p, std::int32_t row, const KernelErr
   }
 }
 
-__global__ __launch_bounds__(kAppendThreads) void append(AppendParams p, KernelErrorView errors) {
+__global__ __launch_bounds__(kAppendThreads, 1) void append(AppendParams p, KernelErrorView errors) {
   __shared__ AppendShared shared;
   const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kAppendRows;
   const std::int32_t row = first + warp_index();
-  if (p.index_key != nullptr && row < p.step.rows) {
+  if (p.index_key != nullptr && warp_index() < kAppendRows && row < p.step.rows) {
     put_key(p, row, errors);
   }
   if (p.kv != nullptr) {
-    append_rows(p, RowScores{}, *p.step.tick, first, shared, errors);
+    const std::int32_t now = *p.step.tick;
+    const ClaimPlace place =
+        claim_place(p.layer, now, static_cast<std::int32_t>(blockIdx.x), static_cast<std::int32_t>(gridDim.x));
+    append_rows(p, RowScores{}, now, place, first, shared, errors);
   }
 }
 

@@ -16,7 +16,7 @@
 namespace echo {
 
 inline constexpr std::int32_t kAppendThreads = kWindow;
-inline constexpr std::int32_t kAppendRows = kAppendThreads / kWarp;  ///< rows of a block
+inline constexpr std::int32_t kAppendRows = 8;  ///< of a block, a warp each; the other warps look at slots meanwhile
 
 struct AppendShared {
   std::int32_t missing;
@@ -92,34 +92,45 @@ __device__ inline void put_row(const AppendParams& p, std::int32_t row, const Ro
 }
 
 /// Rows [first, first + kAppendRows) of the pass, those that there are, in tick `now`. By a block of kAppendThreads.
-/// Which rows its claims evict is decided by `scores`.
-__device__ inline void append_rows(const AppendParams& p, const RowScores& scores, std::int32_t now, std::int32_t first,
-                                   AppendShared& shared, const KernelErrorView& errors) {
+/// Which rows its claims evict is decided by `scores` and `place`.
+__device__ inline void append_rows(const AppendParams& p, const RowScores& scores, std::int32_t now,
+                                   const ClaimPlace& place, std::int32_t first, AppendShared& shared,
+                                   const KernelErrorView& errors) {
+  constexpr std::int32_t kWriters = kAppendRows * kWarp;
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const std::int32_t row = first + warp_index();
-  const std::int32_t target = row < p.step.rows ? new_host_row(p.layer, p.step, row, errors) : kNone;
-  if (threadIdx.x == 0) {
+  const std::int32_t ahead = min(kAppendThreads - kWriters, place.window);
+  const bool writes = thread < kWriters && row < p.step.rows;
+  const std::int32_t target = writes ? new_host_row(p.layer, p.step, row, errors) : kNone;
+  std::int32_t slot = kNone;
+  Sight sight;
+  if (thread == kAppendThreads - 1) {
     shared.missing = 0;
+    shared.claim.free = AtomicWord(p.layer.replacement->free).load(cuda::memory_order_relaxed);
+  }
+  if (p.to_slots && thread >= kWriters && thread - kWriters < ahead) {
+    sight = look_at(p.layer, scores, now, place, thread - kWriters);
+  }
+  if (lane_index() == 0 && target != kNone) {
+    if (p.to_slots) {
+      slot = look_up(p.layer, target, now);
+      atomicAdd(reinterpret_cast<unsigned long long*>(&p.layer.counters->appended), 1ULL);
+    } else {
+      release_row(p.layer, target);  // what a slot holds of it would be out of date
+    }
   }
   __syncthreads();
-  std::int32_t slot = kNone;
   std::int32_t mine = kNone;
-  if (lane_index() == 0 && target != kNone) {
-    if (!p.to_slots) {
-      release_row(p.layer, target);  // what a slot holds of it would be out of date
-    } else {
-      slot = look_up(p.layer, target, now);
-      if (slot == kNone) {
-        mine = atomicAdd(&shared.missing, 1);
-        shared.rows[mine] = target;
-      }
-      atomicAdd(reinterpret_cast<unsigned long long*>(&p.layer.counters->appended), 1ULL);
-    }
+  if (p.to_slots && lane_index() == 0 && target != kNone && slot == kNone) {
+    mine = atomicAdd(&shared.missing, 1);
+    shared.rows[mine] = target;
   }
   __syncthreads();
   const std::int32_t missing = shared.missing;
   if (missing > 0) {
-    const std::int32_t evicted = claim_slots(p.layer, scores, now, shared.rows, shared.slots, missing, shared.claim);
-    if (threadIdx.x == 0 && evicted > 0) {
+    const std::int32_t evicted =
+        claim_slots(p.layer, scores, now, place, sight, ahead, shared.rows, shared.slots, missing, shared.claim);
+    if (thread == 0 && evicted > 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(&p.layer.counters->evictions),
                 static_cast<unsigned long long>(evicted));
     }

@@ -186,6 +186,7 @@ class Block {
   struct Seen {
     std::int32_t slot;
     std::int32_t stamp;
+    std::int32_t row;
   };
 
   std::int32_t left() const { return static_cast<std::int32_t>(fetches_.size() - given_); }
@@ -232,7 +233,7 @@ class Block {
       const std::int32_t slot = (first + i) % layer_.slots;
       const std::int32_t stamp = stamp_word(layer_, slot).load(kRelaxed);
       if (stamp != kFree && stamp < now_) {
-        seen.push_back({.slot = slot, .stamp = stamp});
+        seen.push_back({.slot = slot, .stamp = stamp, .row = host_word(layer_, slot).load(kRelaxed)});
       }
     }
     std::ranges::stable_sort(seen, {}, &Seen::stamp);
@@ -240,7 +241,7 @@ class Block {
     pause_();
     bool beaten = false;
     for (const Seen& victim : seen) {
-      if (evict(layer_, victim.slot, victim.stamp)) {
+      if (evict(layer_, victim.slot, victim.stamp, victim.row)) {
         pause_();
         give(victim.slot);
       } else {

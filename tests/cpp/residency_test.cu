@@ -48,7 +48,7 @@ class Residency : public ::testing::Test {
 TEST_F(Residency, AHitProtectsItsSlotFromWhoReadTheStampBefore) {
   const std::int32_t seen = maps_.stamp[at(slot_)];
   EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
-  EXPECT_FALSE(evict(layer_, slot_, seen));
+  EXPECT_FALSE(evict(layer_, slot_, seen, kRow));
   EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
   expect_whole();
 }
@@ -62,7 +62,7 @@ TEST_F(Residency, ASlotThatWasClaimedBetweenLookUpAndStampIsNoHit) {
 
 TEST_F(Residency, ARowWhoseSlotWasClaimedIsFetchedElsewhereAndStaysThere) {
   const std::int32_t other = pop();
-  ASSERT_TRUE(evict(layer_, slot_, kOld));
+  ASSERT_TRUE(evict(layer_, slot_, kOld, kRow));
   EXPECT_EQ(look_up(layer_, kRow, kNow), kNone);
   give(other, kRow);
   give(slot_, kOther);  // only now does the first thread go on
@@ -74,13 +74,13 @@ TEST_F(Residency, ARowWhoseSlotWasClaimedIsFetchedElsewhereAndStaysThere) {
 TEST_F(Residency, EvictingLeavesTheNewSlotOfARowThatHasMovedAlone) {
   const std::int32_t other = pop();
   give(other, kRow);
-  EXPECT_TRUE(evict(layer_, slot_, kOld));
+  EXPECT_TRUE(evict(layer_, slot_, kOld, kRow));
   EXPECT_EQ(maps_.slot_of[kRow], other);
 }
 
 TEST_F(Residency, ASlotThatHoldsAnotherRowByNowIsNoHit) {
   const std::int32_t named = maps_.slot_of[kRow];
-  ASSERT_TRUE(evict(layer_, slot_, kOld));
+  ASSERT_TRUE(evict(layer_, slot_, kOld, kRow));
   give(slot_, kOther);
   EXPECT_EQ(protect(layer_, named, kRow, kNow), Protection::stale);
   EXPECT_EQ(look_up(layer_, kRow, kNow), kNone);
