@@ -14,7 +14,7 @@ import echo
 from echo import cli
 from echo.traces import SelectionRecorder, Trace, synthetic
 from echo.traces.comparison import compare, slots_of
-from echo.traces.echo_rule import window_slots
+from echo.traces.echo_rule import coldness_by_score, window_slots
 from echo.traces.layer_steps import LayerSteps
 from echo.traces.policies import POLICIES, make_pool, misses
 
@@ -55,6 +55,14 @@ def test_windows_are_those_of_the_product():
         64, 64, 96, 256, 480, 512, 512, 512,
     ]  # fmt: skip
     assert window_slots(1, 17) == 17 and window_slots(30, 100) == 100
+
+
+def test_coldness_in_a_window():
+    """In classes of distance; beyond the ranks, -1, colder than all, and by age; one that is no distance away too."""
+    ages = np.array([3, 1, 2])
+    with np.errstate(all="raise"):
+        cold = [coldness_by_score(np.array(d, np.float32), ages).tolist() for d in ([4, 1, 0], [0, -1, 0], [-1] * 3)]
+    assert cold == [[63, 15, 0], [63, 64, 63], [66, 64, 65]]
 
 
 def fewest_misses(trace: Trace, pool: int) -> int:

@@ -1,4 +1,4 @@
-"""What a recorder takes from a model, and what `echo-kv record` makes of it."""
+"""What a recorder takes from a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 from support.traces import Decoding
 
 import echo
-from echo import cli
-from echo.traces import SelectionRecorder, Trace
+from echo.traces import SelectionRecorder
 from echo.traces.recorder import best
 
 
@@ -89,32 +88,3 @@ def test_layers_that_share_a_selection_have_no_scores():
     assert np.isnan(trace.kth_score).all(axis=0).tolist() == [False, True, False]
     np.testing.assert_array_equal(trace.positions[:, 1], trace.positions[:, 0])
     assert ((trace.ranked >= 0).sum(axis=2) == [20, 0, 20]).all()
-
-
-@pytest.mark.parametrize("ranks", [None, 0])
-def test_a_recording_is_a_file(capsys, tmp_path, ranks):
-    pytest.importorskip("echo.hf")
-    path = str(tmp_path / "trace.npz")
-    more = () if ranks is None else ("--ranks", str(ranks))
-    assert cli.main(["record", "--out", path, "--tokens", "600", "--new-tokens", "24", *more]) == 0
-    assert "24 steps, 3 layers, top-64 of 601 to 624 tokens" in capsys.readouterr().out
-    trace = Trace.load(path)
-    assert trace.positions.min() >= 0 and np.isfinite(trace.kth_score).all()
-    assert trace.ranks == (512 if ranks is None else 0) and trace.text == "memory.txt, 600 bytes"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--out", "t.npz", "--tokens", "0"), "tokens"),
-        (("--out", "t.npz", "--new-tokens", "0"), "new_tokens"),
-        (("--out", "t.npz", "--ranks", "63"), "ranks"),
-        (("--out", "no/where/t.npz"), "out"),
-        (("--out", "."), "out"),
-    ],
-)
-def test_recording_refuses_by_name(capsys, tmp_path, monkeypatch, arguments, named):
-    pytest.importorskip("echo.hf")
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["record", *arguments]) == 1
-    assert capsys.readouterr().err.startswith(f"echo-kv record: {named}: ")

@@ -10,6 +10,7 @@
 #include "hashes.hpp"
 #include "kernels/launch.cuh"
 #include "kernels/warp.cuh"
+#include "rows.hpp"
 
 namespace echo::bench {
 namespace {
@@ -114,7 +115,13 @@ __global__ __launch_bounds__(kThreads) void draw_selection(DrawParams p) {
   }
   __syncthreads();
   const std::int64_t first = blockIdx.y * p.layer_entries + static_cast<std::int64_t>(entry) * kTopK;
-  const auto select = [&](std::int32_t i, std::int32_t token) { p.selection[first + i] = token; };
+  float* scores = p.scores + (static_cast<std::int64_t>(blockIdx.y) * p.step.rows + entry) * p.score_stride;
+  const auto select = [&](std::int32_t i, std::int32_t token) {
+    p.selection[first + i] = token;
+    if (p.scores != nullptr) {
+      scores[token] += kKthScore;
+    }
+  };
   const std::int32_t selected = read_out(bitmaps.chosen, count, sums, select);
   for (auto i = static_cast<std::int32_t>(threadIdx.x); i < kTopK; i += kThreads) {
     p.slots[first + i] = kNoSlot;

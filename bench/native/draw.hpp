@@ -23,7 +23,9 @@ struct DrawParams {
   std::int32_t* slots;                 ///< the same shape: filled with what is no slot
   std::int32_t* missing;               ///< [kLayers, misses] host rows of the misses, ascending; or null
   std::int32_t* shuffled;              ///< [kLayers, misses] the same in random order; or null
-  std::int32_t* failed;                ///< [1] raised where there are fewer tokens than asked for
+  float* scores;                       ///< [kLayers, rows, score_stride], raised where selected; or null
+  std::int64_t score_stride;
+  std::int32_t* failed;  ///< [1] raised where there are fewer tokens than asked for
 };
 
 void launch_draw(const DrawParams& params, const LaunchContext& context);

@@ -79,7 +79,7 @@ RecallCase::RecallCase(const EchoBenchCase& sizes, HostRows& host)
   slots_ = allocate(kLayers * layer_entries_ * 4, "selected slots");
   missing_ = allocate(kLayers * std::int64_t{4} * sizes_.misses, "missing rows");
   shuffled_ = allocate(kLayers * std::int64_t{4} * sizes_.misses, "missing rows");
-  scores_ = allocate(sizes_.batch * control_.score_stride() * 4, "scores");
+  scores_ = allocate(kLayers * sizes_.batch * control_.score_stride() * 4, "scores");
   kth_score_ = allocate(sizes_.batch * std::int64_t{4}, "k-th scores");
   kv_ = allocate(sizes_.new_rows * kLayers * std::int64_t{2} * sizes_.batch * kRowDim, "kv");
   gathered_ = allocate(static_cast<std::int64_t>(sizes_.misses) * sizes_.row_bytes, "gathered rows");
@@ -135,6 +135,8 @@ void RecallCase::prepare(const Pass& pass) {
                .slots = slots_.data<std::int32_t>(),
                .missing = pass.timed ? missing_.data<std::int32_t>() : nullptr,
                .shuffled = pass.timed ? shuffled_.data<std::int32_t>() : nullptr,
+               .scores = pass.timed ? scores_.data<float>() : nullptr,
+               .score_stride = control_.score_stride(),
                .failed = draw_failed_.data<std::int32_t>()},
               context());
 }
@@ -196,7 +198,7 @@ void RecallCase::call(Kind kind, std::int32_t layer, std::int32_t blocks) {
                   blocks, context());
     return;
   }
-  recall.scores = scores_.data<float>();
+  recall.scores = scores_.data<float>() + static_cast<std::int64_t>(layer) * sizes_.batch * control_.score_stride();
   recall.kth_score = kth_score_.data<float>();
   if (kind == Kind::without_copy) {
     recall.layer.row_bytes = 0;

@@ -35,12 +35,13 @@ __global__ __launch_bounds__(kThreads) void fill_slabs(std::byte* slabs, std::in
 __global__ __launch_bounds__(kThreads) void fill_scores(float* scores, std::int64_t stride, float* kth_score,
                                                         StepView step, std::uint32_t seed) {
   const std::uint32_t key = hash(seed, blockIdx.y);
-  const std::int32_t tokens = step.positions[blockIdx.y] + 1;
+  const auto row = static_cast<std::int32_t>(blockIdx.y) % step.rows;
+  const std::int32_t tokens = step.positions[row] + 1;
   for (std::int64_t i = thread_of_grid(); i < tokens; i += threads_of_grid()) {
     scores[blockIdx.y * stride + i] = unit_float(hash(key, static_cast<std::uint32_t>(i)));
   }
   if (thread_of_grid() == 0) {
-    kth_score[blockIdx.y] = 1.0F - static_cast<float>(kTopK) / static_cast<float>(max(tokens, kTopK));
+    kth_score[row] = kKthScore;
   }
 }
 
@@ -98,8 +99,8 @@ void launch_fill_slabs(std::byte* slabs, std::int32_t row_bytes, std::int64_t ho
 
 void launch_fill_scores(float* scores, std::int64_t stride, float* kth_score, const StepView& step, std::uint32_t seed,
                         const LaunchContext& context) {
-  launch(context, fill_scores, dim3(16, static_cast<unsigned>(step.rows)), kThreads, 0, scores, stride, kth_score, step,
-         seed);
+  launch(context, fill_scores, dim3(16, static_cast<unsigned>(step.rows * kLayers)), kThreads, 0, scores, stride,
+         kth_score, step, seed);
 }
 
 void launch_fill_kv(std::uint16_t* kv, std::int32_t dims, const StepView& step, const LaunchContext& context) {

@@ -11,7 +11,9 @@ namespace echo::bench {
 /// Writes every row of kLayers slabs that follow each other, through their device alias; see row_word.
 void launch_fill_slabs(std::byte* slabs, std::int32_t row_bytes, std::int64_t host_rows, const LaunchContext& context);
 
-/// Scores in [0, 1), [rows, stride], and the k-th score of each row that fits them.
+inline constexpr float kKthScore = 1.0F;
+
+/// Scores below the k-th score, [kLayers, rows, stride], and the k-th score of each row: what is not selected.
 void launch_fill_scores(float* scores, std::int64_t stride, float* kth_score, const StepView& step, std::uint32_t seed,
                         const LaunchContext& context);
 

@@ -1,17 +1,16 @@
 // recall: makes the selected rows resident and says in which slots they are. One launch, many blocks, no barrier
 // between them: residency.cuh says what keeps them from each other's slots.
 //
-// A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend):
-// reads of neighbouring rows share address translations, which is what host reads cost. It
-//   looks up      three dependent loads per entry (selection, block table, slot_of) and one atomic maximum; warps that
-//                 have no entries look at slots that might be given away,
-//   lists misses  in order, in shared memory,
-//   starts rows   each warp loads its first rows from host memory into registers,
-//   claims slots  while those are on their way,
-//   copies        the loaded rows, then the rest, warps side by side in the list. Not too many rows at once: some
-//   thousand
-//                 open translations are slower than one thousand,
-//   waits         for rows that other blocks fetch, and writes the slots of its entries.
+// A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
+// Half of the warps
+//   look up       three dependent loads per entry (selection, block table, slot_of) and one atomic maximum,
+//   list misses   in order, in shared memory,
+//   start rows    from host memory into registers, before there is a slot for them,
+//   copy          those to their slots, then the rest; warps side by side in the list, since reads of neighbouring rows
+//                 at the same time share address translations, which is what host reads cost; and not all at once:
+//                 some thousand open translations are slower than one thousand,
+//   wait          for rows that other blocks fetch, and write the slots of their entries;
+// the other half finds slots meanwhile (claim_slots.cuh).
 // The first blocks append the new rows of the pass, if kv is given (append_rows.cuh). Entries that select those wait
 // for them; all blocks of a decode step are on the GPU together, and the first ones start first.
 // Cost on an H200: 4-5 us for 26K hits; misses cost what the link takes, 30-35 fresh rows per us, from 4 us on.
@@ -25,19 +24,22 @@ namespace echo {
 namespace {
 
 constexpr int kThreads = kAppendThreads;
-constexpr int kWarps = kThreads / kWarp;
-constexpr int kMostLookers = 448;  ///< threads that look entries up; the others look at slots meanwhile
-constexpr int kMostPerThread = 4;
-constexpr int kMostEntries = kMostPerThread * kMostLookers;  ///< of a block
-constexpr int kPieces = 4;                                   ///< 16-byte pieces that a lane has under way
-constexpr std::int32_t kRowsAtOnce = 1024;                   ///< under way in the whole grid, about
+constexpr int kLookers = kThreads - kClaimers;
+constexpr int kWarps = kLookers / kWarp;  ///< that look up and copy
+constexpr int kLookBarrier = 2;           ///< theirs
+constexpr int kBlocksPerSm = 2;           ///< that run together
+constexpr int kMostPerThread = 8;
+constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
+constexpr int kPieces = 4;                               ///< 16-byte pieces that a lane has under way
+constexpr std::int32_t kRowsAtOnce = 2048;               ///< under way in the whole grid, about
 
 struct RecallShared {
-  std::int32_t rows[kMostEntries];   ///< missing rows, in the order of their entries
+  std::int32_t missing;
+  std::int32_t missing_of[kWarps];
+  std::int32_t rows[kMostEntries];   ///< those missing, in the order of their entries
   std::int32_t slots[kMostEntries];  ///< and the slots that they get
   std::int32_t entries;
   std::int32_t lost;
-  std::int32_t warp_sums[kWarps];
   ClaimShared claim;
 };
 
@@ -117,42 +119,6 @@ __device__ std::int32_t selected_row(const RecallParams& p, std::int64_t entry, 
   return host_row_of(p.layer, p.step, row, position, errors);
 }
 
-__device__ void count(std::int64_t* counter, std::int32_t number) {
-  if (number != 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(number));
-  }
-}
-
-/// Slots for the list of missing rows, and their bytes. Returns how many rows were evicted.
-__device__ std::int32_t fetch(const RecallParams& p, const ClaimPlace& place, const Sight& sight, std::int32_t ahead,
-                              std::int32_t missing, std::int32_t now, RecallShared& shared) {
-  const std::int32_t pieces = p.layer.row_bytes / RowGroup::kPieceBytes;
-  std::int32_t rows = max(1, min(kRowsAtOnce / kWarps / static_cast<std::int32_t>(gridDim.x), missing / kWarps));
-  while (rows > 1 && rows * pieces > RowGroup::kRound) {
-    --rows;
-  }
-  const std::int32_t start = warp_index() * rows;
-  RowGroup group(p.layer, shared, start, max(0, min(rows, missing - start)));
-  group.load(0);
-  const std::int32_t evicted =
-      claim_slots(p.layer, row_scores(p), now, place, sight, ahead, shared.rows, shared.slots, missing, shared.claim);
-  __syncthreads();
-  publish_slots(p.layer, now, shared.rows, shared.slots, shared.claim.given);
-  group.store(0);
-  for (std::int32_t round = RowGroup::kRound; round < group.total(); round += RowGroup::kRound) {
-    group.load(round);
-    group.store(round);
-  }
-  for (std::int32_t first = start + kWarps * rows; first < missing; first += kWarps * rows) {
-    RowGroup next(p.layer, shared, first, min(rows, missing - first));
-    for (std::int32_t round = 0; round < next.total(); round += RowGroup::kRound) {
-      next.load(round);
-      next.store(round);
-    }
-  }
-  return evicted;
-}
-
 /// Looks up the host rows of a thread's entries. Each kind of access goes out for all of them before the first is
 /// waited for; what is not simply resident is settled one by one. Returns how many others are fetching already.
 template <int kPerThread>
@@ -182,65 +148,99 @@ __device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, En
   return lost;
 }
 
+/// Lists the missing rows of all lookers; returns how many there are.
 template <int kPerThread>
-__device__ void recall_entries(const RecallParams& p, std::int32_t block, std::int32_t blocks, std::int32_t per_block,
-                               RecallShared& shared, const KernelErrorView& errors) {
-  const std::int32_t now = *p.step.tick + p.block.tick_offset;
-  const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  const std::int32_t lookers = min(per_block, kMostLookers);
-  const std::int64_t first = static_cast<std::int64_t>(block) * per_block;
-  const std::int64_t end = min(first + per_block, static_cast<std::int64_t>(p.block.count) * p.shape.top_k);
-  const ClaimPlace place = claim_place(p.layer, now, block, blocks);
-  const std::int32_t ahead = min(kThreads - lookers, place.window);
-  const auto entry_of = [&](int i) { return thread < lookers ? first + thread + i * lookers : end; };
-
-  Entry entries[kPerThread];
-  Sight sight;
-  std::int32_t lost = 0;
-  if (thread < lookers) {
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      bool is_new = false;
-      if (entry_of(i) < end) {
-        entries[i].row = selected_row(p, entry_of(i), is_new, errors);
-      }
-      entries[i].slot = is_new ? kPending : kNone;
-    }
-    lost = look_up_all(p.layer, now, entries);
-  } else if (thread - lookers < ahead) {
-    sight = look_at(p.layer, row_scores(p), now, place, thread - lookers);
-  }
-  if (thread == kThreads - 1) {
-    shared.claim.free = AtomicWord(p.layer.replacement->free).load(cuda::memory_order_relaxed);
-    shared.entries = 0;
-    shared.lost = 0;
-  }
-  std::int32_t found = 0;
-  bool any_missing = false;
+__device__ std::int32_t list_missing(Entry (&entries)[kPerThread], RecallShared& shared) {
+  unsigned masks[kPerThread];
+  std::int32_t own = 0;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    const Entry& entry = entries[i];
-    found += entry.row != kNone ? 1 : 0;
-    any_missing = any_missing || (entry.row != kNone && entry.slot == kNone);
+    masks[i] = __ballot_sync(kAllLanes, entries[i].row != kNone && entries[i].slot == kNone);
+    own += __popc(masks[i]);
   }
+  if (lane_index() == 0) {
+    shared.missing_of[warp_index()] = own;
+  }
+  meet(kLookBarrier, kLookers);
+  std::int32_t place = 0;
   std::int32_t missing = 0;
-  std::int32_t evicted = 0;
-  if (__syncthreads_or(any_missing) != 0) {
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      Entry& entry = entries[i];
-      const bool listed = entry.row != kNone && entry.slot == kNone;
-      std::int32_t total = 0;
-      const std::int32_t place_in_list = missing + exclusive_sum<kThreads>(listed ? 1 : 0, total, shared.warp_sums);
-      if (listed) {
-        shared.rows[place_in_list] = entry.row;
-        entry.slot = kListed - place_in_list;
-      }
-      missing += total;
-    }
-    __syncthreads();
-    evicted = fetch(p, place, sight, ahead, missing, now, shared);
+  for (int warp = 0; warp < kWarps; ++warp) {
+    place += warp < warp_index() ? shared.missing_of[warp] : 0;
+    missing += shared.missing_of[warp];
   }
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    if ((masks[i] >> lane_index() & 1U) != 0U) {
+      const std::int32_t mine = place + __popc(masks[i] & ((1U << lane_index()) - 1U));
+      shared.rows[mine] = entries[i].row;
+      entries[i].slot = kListed - mine;
+    }
+    place += __popc(masks[i]);
+  }
+  return missing;
+}
+
+/// Copies the listed rows, once the claimers have slots for them.
+__device__ void copy_missing(const RecallParams& p, std::int32_t missing, RecallShared& shared) {
+  const std::int32_t pieces = p.layer.row_bytes / RowGroup::kPieceBytes;
+  const std::int32_t share = max(1, kRowsAtOnce / static_cast<std::int32_t>(gridDim.x));  // of this block, at once
+  const std::int32_t warps = min(kWarps, share);
+  std::int32_t rows = share / warps;
+  while (rows > 1 && (rows * pieces > RowGroup::kRound || rows * warps > missing)) {
+    --rows;
+  }
+  const std::int32_t start = warp_index() < warps ? warp_index() * rows : missing;
+  RowGroup group(p.layer, shared, start, max(0, min(rows, missing - start)));
+  group.load(0);
+  meet(0, kThreads);  // the list has its slots
+  group.store(0);
+  for (std::int32_t round = RowGroup::kRound; round < group.total(); round += RowGroup::kRound) {
+    group.load(round);
+    group.store(round);
+  }
+  for (std::int32_t first = start + warps * rows; first < missing; first += warps * rows) {
+    RowGroup next(p.layer, shared, first, min(rows, missing - first));
+    for (std::int32_t round = 0; round < next.total(); round += RowGroup::kRound) {
+      next.load(round);
+      next.store(round);
+    }
+  }
+}
+
+/// Warps that look entries up, and copy what is missing.
+template <int kPerThread>
+__device__ void look_up_and_copy(const RecallParams& p, std::int32_t now, std::int32_t lanes, std::int64_t first_entry,
+                                 RecallShared& shared, const KernelErrorView& errors) {
+  const std::int64_t entry_count = static_cast<std::int64_t>(p.block.count) * p.shape.top_k;
+  const std::int64_t end = lane_index() < lanes ? entry_count : 0;
+  const std::int64_t own = first_entry + warp_index() * kPerThread * lanes + lane_index();
+  Entry entries[kPerThread];
+  std::int32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    bool is_new = false;
+    if (own + i * kWarp < end) {
+      entries[i].row = selected_row(p, own + i * kWarp, is_new, errors);
+    }
+    entries[i].slot = is_new && entries[i].row != kNone ? kPending : kNone;
+    found += entries[i].row != kNone ? 1 : 0;
+  }
+  const std::int32_t lost = warp_sum(look_up_all(p.layer, now, entries));
+  found = warp_sum(found);
+  if (lane_index() == 0 && found != 0) {
+    atomicAdd(&shared.entries, found);
+    atomicAdd(&shared.lost, lost);
+  }
+  const std::int32_t missing = list_missing(entries, shared);
+  if (threadIdx.x == 0) {
+    shared.missing = missing;
+  }
+  meet(0, kThreads);  // the list is complete
+  if (missing > 0) {
+    copy_missing(p, missing, shared);
+  }
+
   bool failed = false;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -251,21 +251,33 @@ __device__ void recall_entries(const RecallParams& p, std::int32_t block, std::i
       entry.slot = wait_for(p.layer, entry.row, now);
     }
     failed = failed || (entry.row != kNone && entry.slot == kNone);
-    if (entry_of(i) < end) {
-      p.slots[entry_of(i)] = entry.slot;
+    if (own + i * kWarp < end) {
+      p.slots[own + i * kWarp] = entry.slot;
     }
   }
   if (failed) {
     errors.raise(KernelError::pool_exhausted);
   }
-  found = warp_sum(found);
-  lost = warp_sum(lost);
-  if (lane_index() == 0 && found != 0) {
-    atomicAdd(&shared.entries, found);
-    atomicAdd(&shared.lost, lost);
+}
+
+/// The other warps.
+__device__ void find_slots(const RecallParams& p, std::int32_t now, const ClaimPlace& place, std::int32_t claimer,
+                           RecallShared& shared) {
+  const RowScores scores = row_scores(p);
+  const Sight ahead = look_ahead(p.layer, scores, now, place, claimer);
+  if (claimer == 0) {
+    shared.claim.free = AtomicWord(p.layer.replacement->free).load(cuda::memory_order_relaxed);
   }
-  __syncthreads();
-  if (thread == 0) {
+  meet(0, kThreads);
+  const std::int32_t missing = shared.missing;
+  std::int32_t evicted = 0;
+  if (missing > 0) {
+    evicted =
+        claim_slots(p.layer, scores, now, place, claimer, ahead, shared.rows, shared.slots, missing, shared.claim);
+    meet(0, kThreads);
+    publish_slots(p.layer, now, claimer, shared.rows, shared.slots, shared.claim.given);
+  }
+  if (claimer == 0) {
     count(&p.layer.counters->hits, shared.entries - missing);
     count(&p.layer.counters->misses, missing == 0 ? 0 : shared.claim.given);
     count(&p.layer.counters->evictions, evicted);
@@ -273,17 +285,18 @@ __device__ void recall_entries(const RecallParams& p, std::int32_t block, std::i
   }
 }
 
+/// `lanes` of each warp have entries, kPerThread each.
 template <int kPerThread>
-__global__ __launch_bounds__(kThreads, kPerThread == 1 ? 2 : 1) void recall(RecallParams p, std::int32_t append_blocks,
-                                                                            std::int32_t per_block,
-                                                                            KernelErrorView errors) {
+__global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p, std::int32_t append_blocks,
+                                                                 std::int32_t lanes, KernelErrorView errors) {
   __shared__ union Shared {
     __device__ Shared() {}
     RecallShared recall;
     AppendShared append;
   } shared;
   const auto block = static_cast<std::int32_t>(blockIdx.x);
-  const auto blocks = static_cast<std::int32_t>(gridDim.x);
+  const std::int32_t now = *p.step.tick + p.block.tick_offset;
+  const ClaimPlace place = claim_place(p.layer, now, block, static_cast<std::int32_t>(gridDim.x));
   if (block < append_blocks) {
     const AppendParams append{.layer = p.layer,
                               .step = p.step,
@@ -293,37 +306,50 @@ __global__ __launch_bounds__(kThreads, kPerThread == 1 ? 2 : 1) void recall(Reca
                               .index_key = nullptr,
                               .index_key_dtype = DType::f32,
                               .to_slots = true};
-    const std::int32_t now = *p.step.tick + p.block.tick_offset;
-    append_rows(append, row_scores(p), now, claim_place(p.layer, now, blocks - 1 - block, blocks), block * kAppendRows,
-                shared.append, errors);
+    append_rows(append, row_scores(p), now, place, block * kAppendRows, shared.append, errors);
     return;
   }
-  recall_entries<kPerThread>(p, block - append_blocks, blocks, per_block, shared.recall, errors);
+  if (threadIdx.x == 0) {
+    shared.recall.entries = 0;
+    shared.recall.lost = 0;
+  }
+  __syncthreads();
+  if (threadIdx.x < kLookers) {
+    const std::int64_t first = static_cast<std::int64_t>(block - append_blocks) * kPerThread * kWarps * lanes;
+    look_up_and_copy<kPerThread>(p, now, lanes, first, shared.recall, errors);
+  } else {
+    find_slots(p, now, place, static_cast<std::int32_t>(threadIdx.x) - kLookers, shared.recall);
+  }
+}
+
+template <int kPerThread>
+void launch_sized(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
+  const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
+  const unsigned append_blocks = params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAppendRows);
+  launch(context, recall<kPerThread>, append_blocks + blocks_for(entries, kPerThread * kWarps * lanes), kThreads, 0,
+         params, static_cast<std::int32_t>(append_blocks), lanes, context.errors);
 }
 
 }  // namespace
 
 void launch_recall(const RecallParams& params, const LaunchContext& context) {
+  // As few entries per warp as still lets all blocks run together; two blocks on a multiprocessor only where the
+  // alternative is more than one entry per thread.
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
-  // As few entries per block as one block per multiprocessor allows: many links in flight for a small batch, few
-  // blocks that claim slots for a large one.
-  constexpr std::int32_t kSizes[] = {128, 256, kMostLookers, 2 * kMostLookers, kMostEntries};
-  std::int32_t per_block = kMostEntries;
-  for (const std::int32_t size : kSizes) {
-    if (blocks_for(entries, size) <= static_cast<unsigned>(context.multiprocessors)) {
-      per_block = size;
-      break;
-    }
+  std::int64_t each = (entries - 1) / (context.multiprocessors * kWarps) + 1;
+  if (each > kWarp) {
+    each = (each - 1) / kBlocksPerSm + 1;
   }
-  const unsigned append_blocks = params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAppendRows);
-  const unsigned blocks = append_blocks + blocks_for(entries, per_block);
-  const auto first = static_cast<std::int32_t>(append_blocks);
-  if (per_block <= kMostLookers) {
-    launch(context, recall<1>, blocks, kThreads, 0, params, first, per_block, context.errors);
-  } else if (per_block <= 2 * kMostLookers) {
-    launch(context, recall<2>, blocks, kThreads, 0, params, first, per_block, context.errors);
+  if (each <= kWarp / 2) {
+    launch_sized<1>(params, kWarp / 2, context);
+  } else if (each <= kWarp) {
+    launch_sized<1>(params, kWarp, context);
+  } else if (each <= 2 * kWarp) {
+    launch_sized<2>(params, kWarp, context);
+  } else if (each <= 4 * kWarp) {
+    launch_sized<4>(params, kWarp, context);
   } else {
-    launch(context, recall<kMostPerThread>, blocks, kThreads, 0, params, first, per_block, context.errors);
+    launch_sized<kMostPerThread>(params, kWarp, context);
   }
 }
 

@@ -26,8 +26,9 @@ inline constexpr std::int32_t kLeastSpread = 8;  ///< ... and the fewest, where 
 inline constexpr std::int32_t kWindowGrain = 32;
 
 struct ReplacementState {
-  std::int32_t hand;  ///< where the next window begins
-  std::int32_t free;  ///< slots on the stack of free ones
+  std::int32_t hand;        ///< where the next window begins
+  std::int32_t free;        ///< slots on the stack of free ones
+  std::int32_t missed = 0;  ///< latest tick in which slots were needed (GPU only: whether to expect it again)
 };
 
 /// Slots of a window for a call that needs `needed` of them (at least 1); no more than the pool has.
@@ -37,11 +38,11 @@ ECHO_HOST_DEVICE std::int32_t window_slots(std::int32_t needed, std::int32_t slo
   return window < slots ? window : slots;
 }
 
-/// Windows over which a call that needs `needed` slots spreads them. If they do not yield enough, it goes on for one
-/// turn of the pool and takes every slot that may be taken.
+/// Windows over which a call that needs `needed` slots spreads them: at most one in kLeastSpread of each. If they do
+/// not yield enough, it goes on for one turn of the pool and takes every slot that may be taken.
 ECHO_HOST_DEVICE std::int32_t planned_windows(std::int32_t needed, std::int32_t window) {
-  const std::int64_t looks = static_cast<std::int64_t>(needed) * kLeastSpread;
-  return static_cast<std::int32_t>((looks + window - 1) / window);
+  const std::int32_t share = window < kLeastSpread ? 1 : window / kLeastSpread;
+  return (needed - 1) / share + 1;
 }
 
 /// What is known of a slot that may be taken.
@@ -66,7 +67,8 @@ ECHO_HOST_DEVICE std::int32_t coldness(const Candidate& candidate, float farthes
     }
     return static_cast<std::int32_t>(candidate.distance / farthest * static_cast<float>(kColdest));
   }
-  return static_cast<std::int32_t>(static_cast<std::int64_t>(candidate.age) * kColdest / oldest);
+  return static_cast<std::int32_t>(static_cast<float>(candidate.age) / static_cast<float>(oldest) *
+                                   static_cast<float>(kColdest));
 }
 
 }  // namespace echo

@@ -15,8 +15,8 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kAppendThreads = kWindow;
-inline constexpr std::int32_t kAppendRows = 8;  ///< of a block, a warp each; the other warps look at slots meanwhile
+inline constexpr std::int32_t kAppendRows = 8;  ///< of a block, a warp each
+inline constexpr std::int32_t kAppendThreads = kAppendRows * kWarp + kClaimers;
 
 struct AppendShared {
   std::int32_t missing;
@@ -24,6 +24,13 @@ struct AppendShared {
   std::int32_t slots[kAppendRows];
   ClaimShared claim;
 };
+
+/// Adds to a counter that nobody waits for.
+__device__ inline void count(std::int64_t* counter, std::int32_t number) {
+  if (number != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(number));
+  }
+}
 
 /// The places of one row.
 struct RowTarget {
@@ -96,51 +103,57 @@ __device__ inline void put_row(const AppendParams& p, std::int32_t row, const Ro
 __device__ inline void append_rows(const AppendParams& p, const RowScores& scores, std::int32_t now,
                                    const ClaimPlace& place, std::int32_t first, AppendShared& shared,
                                    const KernelErrorView& errors) {
-  constexpr std::int32_t kWriters = kAppendRows * kWarp;
-  const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  const std::int32_t row = first + warp_index();
-  const std::int32_t ahead = min(kAppendThreads - kWriters, place.window);
-  const bool writes = thread < kWriters && row < p.step.rows;
-  const std::int32_t target = writes ? new_host_row(p.layer, p.step, row, errors) : kNone;
-  std::int32_t slot = kNone;
-  Sight sight;
-  if (thread == kAppendThreads - 1) {
+  const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kAppendRows * kWarp;
+  if (threadIdx.x == 0) {
     shared.missing = 0;
-    shared.claim.free = AtomicWord(p.layer.replacement->free).load(cuda::memory_order_relaxed);
   }
-  if (p.to_slots && thread >= kWriters && thread - kWriters < ahead) {
-    sight = look_at(p.layer, scores, now, place, thread - kWriters);
+  __syncthreads();
+  if (claimer >= 0) {
+    Sight ahead;
+    if (p.to_slots) {
+      ahead = look_ahead(p.layer, scores, now, place, claimer);
+      if (claimer == 0) {
+        shared.claim.free = AtomicWord(p.layer.replacement->free).load(cuda::memory_order_relaxed);
+      }
+    }
+    meet(0, kAppendThreads);
+    if (shared.missing == 0) {
+      return;
+    }
+    const std::int32_t evicted = claim_slots(p.layer, scores, now, place, claimer, ahead, shared.rows, shared.slots,
+                                             shared.missing, shared.claim);
+    meet(0, kAppendThreads);
+    publish_slots(p.layer, now, claimer, shared.rows, shared.slots, shared.claim.given);
+    if (claimer == 0) {
+      count(&p.layer.counters->evictions, evicted);
+    }
+    return;
   }
+
+  const std::int32_t row = first + warp_index();
+  const std::int32_t target = row < p.step.rows ? new_host_row(p.layer, p.step, row, errors) : kNone;
+  std::int32_t slot = kNone;
+  std::int32_t listed = kNone;
   if (lane_index() == 0 && target != kNone) {
     if (p.to_slots) {
+      count(&p.layer.counters->appended, 1);
       slot = look_up(p.layer, target, now);
-      atomicAdd(reinterpret_cast<unsigned long long*>(&p.layer.counters->appended), 1ULL);
+      if (slot == kNone) {
+        listed = atomicAdd(&shared.missing, 1);
+        shared.rows[listed] = target;
+      }
     } else {
       release_row(p.layer, target);  // what a slot holds of it would be out of date
     }
   }
-  __syncthreads();
-  std::int32_t mine = kNone;
-  if (p.to_slots && lane_index() == 0 && target != kNone && slot == kNone) {
-    mine = atomicAdd(&shared.missing, 1);
-    shared.rows[mine] = target;
-  }
-  __syncthreads();
-  const std::int32_t missing = shared.missing;
-  if (missing > 0) {
-    const std::int32_t evicted =
-        claim_slots(p.layer, scores, now, place, sight, ahead, shared.rows, shared.slots, missing, shared.claim);
-    if (thread == 0 && evicted > 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&p.layer.counters->evictions),
-                static_cast<unsigned long long>(evicted));
-    }
-    __syncthreads();
-    publish_slots(p.layer, now, shared.rows, shared.slots, shared.claim.given);
-  }
-  if (mine != kNone) {
-    slot = shared.slots[mine];
-    if (slot == kNone) {
-      errors.raise(KernelError::pool_exhausted);
+  meet(0, kAppendThreads);
+  if (shared.missing > 0) {
+    meet(0, kAppendThreads);
+    if (listed != kNone) {
+      slot = shared.slots[listed];
+      if (slot == kNone) {
+        errors.raise(KernelError::pool_exhausted);
+      }
     }
   }
   slot = __shfl_sync(kAllLanes, slot, 0);

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import echo
-from echo.traces import Trace, synthetic
+from echo.traces import Trace, shipped, synthetic
 from echo.traces.comparison import Comparison, compare, slots_of
 from echo.traces.policies import POLICIES
 
-_LINES = {
+LINES = {
     "lru": ("#1f6f8b", "-"),
     "fifo": ("#b8c4d0", "-"),
     "random": ("#8a8a8a", "-"),
@@ -31,8 +32,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "traces",
         nargs="*",
-        metavar="FILE_OR_REGIME",
-        help=f"files of `record`, or of {', '.join(synthetic.REGIMES)} (default: all of these)",
+        metavar="TRACE",
+        help=f"files of `record`, traces that ship ({', '.join(shipped.NAMES)}), or generated ones "
+        f"({', '.join(synthetic.REGIMES)}; default: these)",
     )
     parser.add_argument(
         "--pools", default="1,2,4,8", metavar="LIST", help="sizes of the pool in multiples of top-k (default 1,2,4,8)"
@@ -81,6 +83,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _trace(source: str, options: argparse.Namespace) -> Trace:
+    if source in shipped.NAMES:
+        trace = Trace.load(shipped.path_of(source))
+        return replace(trace, model=f"{trace.model}:{source}")
     if source not in synthetic.REGIMES:
         return Trace.load(source)
     return synthetic.generate(
@@ -151,12 +156,12 @@ def _plot(path: Path, results: Sequence[tuple[Trace, Comparison]], pools: Sequen
         rows, columns, figsize=(4.2 * columns, 3.4 * rows), layout="constrained", squeeze=False
     )
     for panel, (trace, result) in zip(panels.flat, results, strict=False):
-        for name in (name for name in _LINES if name in result.rates):
-            color, style = _LINES[name]
+        for name in (name for name in LINES if name in result.rates):
+            color, style = LINES[name]
             panel.plot(pools, 100 - 100 * result.mean(name), style, marker="o", ms=3, color=color, label=name)
         panel.set_xscale("log", base=2)
         panel.set_xticks(pools, [f"{pool:g}" for pool in pools])
-        panel.set_title(trace.model.removeprefix("synthetic:"), fontsize="medium")
+        panel.set_title(trace.model.split(":")[-1], fontsize="medium")
         panel.grid(alpha=0.3)
     for panel in panels.flat[len(results) :]:
         panel.set_visible(False)

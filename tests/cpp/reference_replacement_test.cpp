@@ -33,7 +33,8 @@ class Rule {
     const auto slots = static_cast<std::int32_t>(row_of.size());
     const auto needed = wanted - static_cast<std::int32_t>(given.size());
     const std::int32_t width = needed == 0 ? 0 : std::min(slots, std::clamp(32 * needed, 64, 512));
-    const std::int32_t planned = needed == 0 ? 0 : (8 * needed + width - 1) / width;
+    const std::int32_t share = std::max(1, width / 8);
+    const std::int32_t planned = (needed + share - 1) / share;
     for (std::int32_t turn = 0; std::ssize(given) < wanted; ++turn) {
       const auto left = wanted - static_cast<std::int32_t>(given.size());
       const std::int32_t shares = turn < planned ? planned - turn : 1;
@@ -84,7 +85,7 @@ class Rule {
           farthest = distance < 0.0F ? farthest : std::max(farthest, distance);
           oldest = std::max(oldest, age);
         } else if (distance < 0.0F) {
-          classes.push_back(63 * age / oldest);
+          classes.push_back(static_cast<std::int32_t>(static_cast<float>(age) / static_cast<float>(oldest) * 63.0F));
         } else {
           classes.push_back(distance == farthest ? 63 : static_cast<std::int32_t>(distance / farthest * 63.0F));
         }

@@ -100,8 +100,7 @@ class World {
     std::vector<std::int32_t> stack(slots);
     std::iota(stack.rbegin(), stack.rend(), 0);
     write(view_.layer.free_slots, stack);
-    const ReplacementState replacement{.hand = on_gpu ? -1000 : 0, .free = sizes.pool()};  // the GPU's wraps around
-    write(view_.layer.replacement, std::vector<ReplacementState>{replacement});
+    write(view_.layer.replacement, std::vector<ReplacementState>{{.hand = 0, .free = sizes.pool()}});
     words_.assign(static_cast<std::size_t>(4 + 2 * sizes.rows() + sizes.batch * sizes.table_stride), kNone);
     auto* control = array<std::int32_t>(words_.size());
     view_.step = {.tick = control,

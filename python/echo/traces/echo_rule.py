@@ -36,7 +36,7 @@ class EchoPool(Pool):
         slots = len(self.held)
         distance = self._distances()
         window = window_slots(count, slots)
-        planned = -(-count * _LEAST_SPREAD // window)
+        planned = (count - 1) // max(1, window // _LEAST_SPREAD) + 1
         taken: list[Slots] = []
         left = count
         for i in range(planned + -(-slots // window)):
@@ -73,7 +73,8 @@ def window_slots(needed: int, slots: int) -> int:
 
 def coldness_by_age(age: NDArray[np.int64]) -> NDArray[np.int64]:
     """0 ... 63, of the rows of a window."""
-    cold: NDArray[np.int64] = age * _COLDEST // age.max()
+    share = age.astype(np.float32) / np.float32(age.max())
+    cold: NDArray[np.int64] = (share * np.float32(_COLDEST)).astype(np.int64)
     return cold
 
 
@@ -81,6 +82,6 @@ def coldness_by_score(distance: NDArray[np.float32], age: NDArray[np.int64]) -> 
     """0 ... 63, of the rows of a window whose distance is known; more for those of distance -1."""
     farthest = distance.max()
     with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 and inf / inf are the farthest
-        share = np.where(distance >= farthest, np.float32(1), distance / farthest)
+        share = np.where(distance >= farthest, np.float32(1), np.maximum(distance / farthest, np.float32(0)))
     by_score: NDArray[np.int64] = (share * np.float32(_COLDEST)).astype(np.int64)
     return np.where(distance >= 0, by_score, age + _COLDEST)
