@@ -13,6 +13,7 @@ from torch import Tensor
 
 import echo
 from echo import hf
+from echo.decoding import device_of, draw
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(str(resources.files("echo"))) / "data"
@@ -27,8 +28,7 @@ Pick = Callable[[Tensor], Tokens]
 
 def device_named(name: str) -> str:
     """'cpu' or 'cuda:N', what a runtime takes for `name`; on the CPU, torch gets one thread."""
-    with echo.Runtime(echo.ModelShape.tiny(), device=name, host_tokens=64, max_batch=1) as rt:
-        device = rt.device
+    device = device_of(name)
     if device == "cpu":  # the products of a step are so small that threads of torch's wait for each other
         torch.set_num_threads(1)
     return device
@@ -79,13 +79,6 @@ def blocks(tokens: int) -> int:
     return -(-tokens // 64) * 64
 
 
-def read(rt: echo.Runtime, session: echo.Session, tokens: Tokens) -> None:
-    """Prefills tokens, chunk by chunk, with the captured forward."""
-    chunk = rt.plan.config.prefill_chunk
-    for start in range(0, len(tokens), chunk):
-        rt.prefill(session, tokens[start : start + chunk])
-
-
 def decode(
     rt: echo.Runtime, sessions: Sequence[echo.Session], tokens: Tokens, pick: Pick
 ) -> Iterator[tuple[Tokens, Tensor]]:
@@ -126,5 +119,4 @@ class Sampler:
 
     def __call__(self, logits: Tensor) -> Tokens:
         """The next token of each row of [sessions, vocab]."""
-        rows = torch.softmax(logits.cpu().float() / self._temperature, dim=-1)
-        return [int(torch.multinomial(p, 1, generator=g)) for p, g in zip(rows, self._generators, strict=True)]
+        return draw(logits, self._temperature, self._generators)

@@ -31,13 +31,13 @@ from generation import (
     likeliest,
     load_model,
     load_tokenizer,
-    read,
     texts,
 )
 from torch import Tensor
 
 import echo
 from echo import hf
+from echo.decoding import read
 
 
 @dataclass

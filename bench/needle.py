@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import record
-from generation import ROOT, Tokens, blocks, decode, device_named, likeliest, load_model, load_tokenizer, read, texts
+from generation import ROOT, Tokens, blocks, decode, device_named, likeliest, load_model, load_tokenizer, texts
 
 import echo
+from echo.decoding import read
 
 # What the question looks like is defined where the model is trained.
 sys.path.insert(0, str(ROOT / "models" / "tiny_dsa"))

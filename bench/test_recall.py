@@ -7,8 +7,10 @@ Counts are checked in every replay; maps, slots and bytes after the last one.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,24 +40,12 @@ CASES = [
     Case(13, 2665, length=56_000, row_bytes=1152),
 ]
 
-# Microseconds per call, without and with copy, of SGLang 0.5.23 and vLLM 0.33 (its hash table doubled) on an H200 with
-# this protocol, by batch, misses and bytes of a row.
-PEERS: dict[tuple[int, int, int], dict[str, tuple[float | None, float]]] = {
-    (1, 0, 656): {"sglang": (18.0, 18.0), "vllm": (25.7, 25.7)},
-    (1, 41, 656): {"sglang": (18.4, 26.5), "vllm": (25.1, 31.2)},
-    (1, 1024, 656): {"sglang": (19.4, 133), "vllm": (25.7, 58)},
-    (8, 328, 656): {"sglang": (20.5, 31.1), "vllm": (27.7, 40.8)},
-    (13, 0, 656): {"sglang": (20.2, 20.2), "vllm": (28.5, 28.5)},
-    (13, 533, 656): {"sglang": (20.6, 37.7), "vllm": (27.9, 48.3)},
-    (13, 2665, 656): {"sglang": (21.1, 94.8), "vllm": (28.1, 108)},
-    (13, 13312, 656): {"sglang": (21.9, 292), "vllm": (28.8, 300)},
-    (64, 2624, 656): {"sglang": (21.8, 92.3), "vllm": (30.1, 108)},
-    (102, 4182, 656): {"sglang": (21.4, 126), "vllm": (30.3, 142)},
-    (13, 533, 1152): {"sglang": (None, 39.1), "vllm": (None, 50.4)},
-    (13, 2665, 1152): {"sglang": (None, 95), "vllm": (None, 112)},
+_PEERS = json.loads((Path(__file__).parent / "results" / "peers.json").read_text())
+# By batch, misses and bytes of a row; `us_without_copy` and `us_per_call` of each peer.
+PEERS: dict[tuple[int, int, int], dict[str, dict[str, float | None]]] = {
+    (entry["case"]["batch"], entry["case"]["misses"], entry["case"]["row_bytes"]): entry["peers"]
+    for entry in _PEERS["cases"]
 }
-# The paper's management of a step of 61 layers (allocate, free, recall, backup) on an H20, 37 misses and 13 new tokens.
-PAPER_MS_PER_STEP = 1.15
 
 pytestmark = pytest.mark.benchmark(group="recall", timer=device_clock)
 
@@ -122,8 +112,7 @@ def test_recall(case: Case, bench: Bench, benchmark: Any, gates: Callable[[str],
     bench.verify()
     names = ("us_without_copy", "us_per_call")
     if case.slots == 4096 * case.batch:
-        peers = PEERS.get((case.batch, case.misses, case.row_bytes), {})
-        figures["peers"] = {peer: dict(zip(names, times, strict=True)) for peer, times in peers.items()}
+        figures["peers"] = PEERS.get((case.batch, case.misses, case.row_bytes), {})
     finish(case, benchmark, gates, figures, names)
 
 
@@ -139,7 +128,7 @@ def test_step_with_new_rows(case: Case, bench: Bench, benchmark: Any, gates: Cal
         "us_gather_sorted": gather,
         "gather_blocks": blocks,
         "launches_per_call": bench.launches_per_call(Kind.RECALL),
-        "peers": {"echo paper, H20": {"ms_per_step": PAPER_MS_PER_STEP}},
+        "peers": _PEERS["step"],
     }
     finish(case, benchmark, gates, figures, ("ms_per_step",))
 

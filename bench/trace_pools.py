@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 import echo
 from echo import hf
+from echo.decoding import read
 from echo.traces import Trace, shipped
 from echo.traces.comparison import compare, slots_of
 from echo.traces.drive import Counters
 
 ROOT = Path(__file__).parents[1]
 TEXTS = {"code": "models/tiny_dsa/*.py", "prose": "python/echo/data/memory.txt"}
-_CHUNK = 512
 
 
 def tokens_of(pattern: str) -> list[int]:
@@ -39,11 +39,10 @@ def prefilled(model: hf.DsaModel, prompt: list[int]) -> echo.KvRuns:
     shape = model.shape()
     with echo.Runtime(
         shape, device="cpu", host_tokens=len(prompt), max_context=len(prompt), max_batch=1,
-        gpu_slots=64 * (shape.top_k + 1), prefill_chunk=_CHUNK,
+        gpu_slots=64 * (shape.top_k + 1), prefill_chunk=512,
     ) as runtime:  # fmt: skip
         session = runtime.open_session(len(prompt))
-        for first in range(0, len(prompt), _CHUNK):
-            runtime.prefill(session, prompt[first : first + _CHUNK], model.forward)
+        read(runtime, session, prompt, model.forward)
         return runtime.export_kv(session)
 
 

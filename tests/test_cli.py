@@ -88,7 +88,9 @@ def test_the_doctor_says_what_runs_and_what_is_set_in_vain(capsys, monkeypatch):
     assert "runs on the CPU: " in out or "runs on the GPU: " in out
 
 
-def test_the_demo_compares_and_leaves_texts_figures_and_a_picture(capsys, tmp_path, device):
+def test_the_demo_compares_and_leaves_texts_figures_and_a_picture(capsys, monkeypatch, tmp_path, device):
+    essay = (Path(echo.__file__).parent / "data" / "memory.txt").read_text()
+    monkeypatch.setattr(text, "_sources", lambda: [essay])  # the package's own change, and with them what is written
     files = {"--json": tmp_path / "demo.json", "--plot": tmp_path / "demo.png"}
     status, out, _ = run(
         capsys, "demo", "--device", device, "--tokens", "600", "--sessions", "3", "--new-tokens", "6",

@@ -50,9 +50,7 @@ def test_a_step_returns_before_its_work_is_done(rigs):
     pair = rig.open(128)
     rig.prefill(pair, tokens_of(1, 100))
     torch.cuda.synchronize()
-    started = time.perf_counter()
     delayed_step(rig, [(pair, 1)])
-    assert time.perf_counter() - started < 0.1
     assert not torch.cuda.current_stream().query()
 
 
@@ -63,10 +61,9 @@ def test_counters_are_read_beside_the_steps(rigs):
     rig.prefill(pair, tokens_of(1, 100))
     before = rig.stats()
     delayed_step(rig, [(pair, 1)])
-    started = time.perf_counter()
-    early = rig.runtime.stats()
-    assert time.perf_counter() - started < 0.1
-    assert not torch.cuda.current_stream().query(), "the step is done already"
+    with rig.runtime.open_session(128):  # its map is filled behind the step, and not waited for either
+        early = rig.runtime.stats()
+        assert not torch.cuda.current_stream().query(), "the step is done already"
     assert early.steps == before.steps + 1
     assert [layer.appended for layer in early.layers] == [layer.appended for layer in before.layers]
     late = rig.stats()

@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from support.traces import Decoding, growing
+from support.traces import Decoding, growing, misses
 
 import echo
 from echo import cli
@@ -16,7 +16,7 @@ from echo.traces import SelectionRecorder, Trace, synthetic
 from echo.traces.comparison import compare, slots_of
 from echo.traces.echo_rule import coldness_by_score, window_slots
 from echo.traces.layer_steps import LayerSteps
-from echo.traces.policies import POLICIES, make_pool, misses
+from echo.traces.policies import POLICIES, make_pool
 
 REAL = tuple(policy for policy in POLICIES if policy != "belady")
 POOLS = (1, 2, 4, 8)
@@ -164,6 +164,14 @@ def test_what_a_step_needs_is_the_least_pool():
         misses(steps, 9, "mru")
     with pytest.raises(echo.InvalidArgument, match="^layer: 1 given, expected 0 to 0"):
         LayerSteps(trace, 1)
+    for named, arguments in (
+        ("slots: 8", {"slots": [9, 8]}),
+        ("policies: lru, mru", {"slots": [9], "policies": ["lru", "mru"]}),
+        (r"layers: \[0, 1\]", {"slots": [9], "layers": [0, 1]}),
+        (r"layers: \[\]", {"slots": [9], "layers": []}),
+    ):
+        with pytest.raises(echo.InvalidArgument, match=f"^{named} given"):
+            compare(trace, **arguments)
     assert slots_of(trace, 1) == 9 and slots_of(trace, 2.5) == 20
 
 
@@ -173,10 +181,10 @@ def glm() -> Trace:
 
 
 def test_glm_misses_what_was_published(glm):
-    """LRU 30 / 13.4 / 6.7 %, and a simulation's FIFO 17.0, random 16.5, Belady 7.9 at 2 k: within a point."""
+    """Within a point of the HiSparse paper on GLM-5.1: 30 / 13.4 / 6.7 %; at 2 k FIFO 17.2, random 16.1, Belady 8.2."""
     rates = compare(glm, [slots_of(glm, pool) for pool in POOLS[:3]], ("lru", "fifo", "random", "belady"))
     assert 100 * rates.mean("lru") == pytest.approx([30, 13.4, 6.7], abs=1.0)
-    for policy, percent in (("fifo", 17.0), ("random", 16.5), ("belady", 7.9)):
+    for policy, percent in (("fifo", 17.2), ("random", 16.1), ("belady", 8.2)):
         assert 100 * rates.mean(policy)[1] == pytest.approx(percent, abs=1.0)
     assert rates.full.all()
 
@@ -197,17 +205,17 @@ def test_the_products_rule_is_never_much_worse_than_lru(regime, ranks):
         assert (rates.mean("echo") <= rates.mean("lru") + 0.003).all()
 
 
-def test_published_miss_rates_of_other_regimes():
-    """v32_68k: 60 / 40 / 23 %, within four points; the others as documented, within one."""
-    for regime, percent, points in (
-        ("v32_68k", (60, 40, 23), 4.0),
-        ("low_overlap", (54, 31, 15), 1.0),
-        ("long_context", (27, 8, 3), 1.0),
-        ("first_layers", (88, 77, 58), 1.0),
+def test_miss_rates_of_other_regimes():
+    """As documented, within a point."""
+    for regime, percent in (
+        ("v32_68k", (62, 39, 20)),
+        ("low_overlap", (54, 31, 15)),
+        ("long_context", (27, 8, 3)),
+        ("first_layers", (88, 77, 58)),
     ):
         trace = synthetic.generate(regime, steps=200, top_k=512)
         rates = compare(trace, [slots_of(trace, pool) for pool in POOLS[:3]], ("lru",))
-        assert 100 * rates.mean("lru") == pytest.approx(percent, abs=points)
+        assert 100 * rates.mean("lru") == pytest.approx(percent, abs=1.0)
 
 
 def test_few_ranks_cost_what_they_hide():
@@ -236,7 +244,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 def test_a_table_for_each_trace(capsys, tmp_path):
     path = tmp_path / "trace.npz"
-    trace = growing(steps=60, top_k=8, first=80, layers=3, ranks=16)
+    trace = growing(steps=60, top_k=8, first=80, layers=3, ranks=60)
     trace.save(path)
     files = {"--json": tmp_path / "figures.json", "--plot": tmp_path / "figures.png"}
     lines = run(
@@ -244,7 +252,7 @@ def test_a_table_for_each_trace(capsys, tmp_path):
         *(str(part) for pair in files.items() for part in pair),
     )  # fmt: skip
     assert lines[0] == "a: 60 steps, 3 layers, top-8 of 80 to 139 tokens"
-    assert lines[1].startswith("scores of 16 tokens: ")
+    assert lines[1].startswith("scores of 60 tokens: ")  # fewer than four times the largest pool
     assert lines[2].split() == ["pool", "/", "top-k", "1", "2.5"]
     table = {name: [float(rate.rstrip("*")) for rate in rates] for name, *rates in map(str.split, lines[3:9])}
     assert list(table) == list(POLICIES)
@@ -258,6 +266,13 @@ def test_a_table_for_each_trace(capsys, tmp_path):
     assert figures["traces"][0]["misses"]["echo"][1] == [rate] and figures["traces"][0]["notes"] == "turn at 7"
     assert figures["traces"][1]["slots"] == [17, 40]
     assert files["--plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_ranks_for_four_times_the_pool_are_enough(capsys, tmp_path):
+    growing(steps=20, top_k=8, first=80, ranks=60).save(tmp_path / "trace.npz")
+    for pool, warned in (("1.875", False), ("2", True)):
+        lines = run(capsys, str(tmp_path / "trace.npz"), "--pools", pool, "--policies", "echo")
+        assert any(line.startswith("scores of 60 tokens: ") for line in lines) == warned
 
 
 def test_all_regimes_and_a_trace_without_scores(capsys, tmp_path):
@@ -275,9 +290,10 @@ def test_all_regimes_and_a_trace_without_scores(capsys, tmp_path):
     [
         (("glm", "--pools", "0.5"), "pools"),
         (("glm", "--pools", "one"), "pools"),
-        (("glm", "--policies", "lru,mru"), "policy"),
+        (("glm", "--policies", "lru,mru"), "policies"),
+        (("glm", "--policies", ""), "policies"),
         (("glm", "--layers", "first"), "layers"),
-        (("glm", "--layers", "1"), "layer"),
+        (("glm", "--layers", "1"), "layers"),
         (("glm", "--steps", "0"), "steps"),
         (("glm", "--top-k", "0"), "top_k"),
         (("glm", "--sinks", "-1"), "sinks"),

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support.traces import growing
+from support.traces import growing, misses
 
 import echo
 from echo import cli
@@ -16,7 +16,7 @@ from echo.traces.comparison import compare
 from echo.traces.drive import drive
 from echo.traces.echo_rule import EchoPool
 from echo.traces.layer_steps import LayerSteps
-from echo.traces.policies import make_pool, misses
+from echo.traces.policies import make_pool
 from echo.traces.statistics import forecasts, moving_average
 
 
@@ -196,7 +196,7 @@ def test_the_command_on_other_traces(capsys, tmp_path):
         (("glm", "--pools", "0.5"), "pools"),
         (("glm", "--pools", "one"), "pools"),
         (("glm", "--layers", "first"), "layers"),
-        (("glm", "--layers", "1"), "layer"),
+        (("glm", "--layers", "1"), "layers"),
         (("glm", "--alpha", "2"), "alpha"),
         (("glm", "--alpha", "a"), "alpha"),
         (("glm", "--steps", "0"), "steps"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.traces import growing
+from support.traces import growing, misses
 
 import echo
 from echo.traces import Trace, synthetic
 from echo.traces.layer_steps import LayerSteps
-from echo.traces.policies import make_pool, misses
+from echo.traces.policies import make_pool
 from echo.traces.statistics import clustering, forecasts, moving_average, overlap
 
 
@@ -36,11 +36,10 @@ def test_clusters_by_hand():
     """A pool for everything misses each row once: positions of the second half are all new."""
     pool = make_pool(LayerSteps(unscored([0, 1, 2, 3], [100, 101, 109, 250]), 0), 9, "lru")
     result = clustering(pool)
-    assert result.misses == 4 and result.group == 100
+    assert result.misses == 4
     assert result.near == {1: 0.5, 8: 0.75, 64: 0.75, 100: 0.75}
     assert result.groups == 0.5
-    everything = clustering(make_pool(pool.steps, 9, "lru"), distances=(2, 150), group=50, warm_up=0)
-    assert everything.misses == 8 and everything.near == {2: 0.75, 150: 1.0} and everything.groups == 3 / 8
+    assert clustering(make_pool(pool.steps, 9, "lru"), distances=(7, 150)).near == {7: 0.5, 150: 1.0}
 
 
 def test_clusters_count_what_the_policy_misses():
@@ -64,9 +63,9 @@ def test_a_moving_average_skips_what_is_unknown():
     ("first", "expected"),
     [
         # Above 5 is only token 2; 3 is left to be missed.
-        ([6, 5, 2, 1], {"candidates": 0.5, "cut": 0, "wasted": 0, "misses_left": 0.5}),
+        ([6, 5, 2, 1], {"candidates": 0.5, "wasted": 0, "misses_left": 0.5}),
         # Above -1 are all four; 0 is resident already, 4 is fetched in vain.
-        ([6, -1, -4, -5], {"candidates": 2.0, "cut": 1, "wasted": 0.5, "misses_left": 0}),
+        ([6, -1, -4, -5], {"candidates": 2.0, "wasted": 0.5, "misses_left": 0}),
     ],
 )
 def test_forecasts_by_hand(first, expected):
@@ -89,7 +88,7 @@ def test_forecasts_of_a_regime():
     assert [result.alpha for result in results] == list(alphas)
     for result in results:
         assert result.misses == pytest.approx(missed) and 0 <= result.misses_left < result.misses
-        assert 0.3 < result.candidates < 3 and 0 < result.wasted < result.candidates and result.cut == 0
+        assert 0.3 < result.candidates < 3 and 0 < result.wasted < result.candidates
         assert 0 < result.error < 0.5
     assert results[0].error < results[2].error  # the common shift jumps, and a slow average forgets it late
 

@@ -138,22 +138,6 @@ def test_scores_of_any_size_have_a_grid(tmp_path, values):
     assert same(Trace.load(tmp_path / "trace.npz"), held)
 
 
-def test_files_of_version_1_are_read(tmp_path):
-    trace = growing(steps=20, top_k=8, first=30, layers=2)
-    path = tmp_path / "trace.npz"
-    trace.save(path)
-    with np.load(path) as held:
-        arrays = dict(held)
-    for name in ("entered", "left"):
-        arrays[name] = arrays[name][0].astype(np.uint16)
-    text = f'{{"model": "a", "text": "ü", "seed": {trace.seed}, "top_k": 8}}'
-    arrays["meta"] = np.frombuffer(text.encode(), np.uint8)
-    np.savez_compressed(path, **{**arrays, "version": np.int64(1)})
-    old = Trace.load(path)
-    np.testing.assert_array_equal(old.positions, trace.positions)
-    assert old.notes == "" and old.ranked is None and old.text == "ü"
-
-
 @pytest.fixture(scope="module")
 def ranked_glm() -> Trace:
     return synthetic.generate("glm", steps=256, top_k=256, layers=5, ranks=1024)
@@ -198,8 +182,10 @@ def test_files_that_are_no_traces_are_refused_by_path(tmp_path):
     meta = '{"model": "", "text": "", "notes": "", "seed": 0, "top_k": %d, "ranks": %d}'
     for name, value in (
         ("version", np.int64(3)),
-        ("version", np.int64(0)),
+        ("version", np.int64(1)),
         ("meta", np.frombuffer(b"[]", np.uint8)),
+        ("meta", np.frombuffer(b'{"model": "", "text": "", "seed": 0, "top_k": 8, "ranks": 12}', np.uint8)),
+        ("meta", np.frombuffer(b'{"model": "", "text": "", "notes": "", "seed": 0, "top_k": 8}', np.uint8)),
         ("meta", np.frombuffer((meta % (3, 12)).encode(), np.uint8)),
         ("meta", np.frombuffer((meta % (9, 12)).encode(), np.uint8)),
         ("meta", np.frombuffer((meta % (0, 12)).encode(), np.uint8)),
@@ -212,6 +198,7 @@ def test_files_that_are_no_traces_are_refused_by_path(tmp_path):
         ("level", arrays["level"] * 0),
         ("level", arrays["level"].astype(np.int16)),
         ("entered", arrays["entered"][0]),
+        ("entered", arrays["entered"][0].astype(np.uint16)),
         ("entered", arrays["entered"][:, 1:]),
         ("entered", np.repeat(arrays["entered"], 5, axis=0)),
         ("entered", arrays["entered"].astype(np.int16)),

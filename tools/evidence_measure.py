@@ -22,7 +22,7 @@ DISTANCES = (1, 8, 64)
 RANKS = 4  # x top-k: scores that the k-th is compared with, in all traces as many
 BLOCK = 64  # tokens whose index keys lie together
 SAMPLE = 8  # of so many blocks one
-GENERATED = {"steps": 144, "top_k": 256, "ranks": 8 * 256}  # as the traces that ship have them
+GENERATED = {"steps": 144, "top_k": 256, "ranks": 8 * 256}  # as `code` has them; the other traces that ship, 4 k ranks
 
 
 @dataclass(frozen=True)

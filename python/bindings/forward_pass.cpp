@@ -192,7 +192,8 @@ void register_forward_pass(nb::module_& module) {
            "Of a row at position p columns 0 to p hold scores and what lies behind anything, of a padding row all.\n"
            "Valid until the next score; also after `attention`, for the last of its blocks.\n\n"
            "Args:\n    block: one of `blocks`; may be left out if there is only one.\n\n"
-           "Raises:\n    StateError: `block` was not scored last, or nothing was in this pass.")
+           "Raises:\n    InvalidArgument: `block` is none of `blocks`, or left out where there are several.\n"
+           "    StateError: `block` was not scored last, or nothing was in this pass.")
       .def("select", &select, "layer"_a, "block"_a = nb::none(),
            "The exact top-k of the last score: int32 [rows of the block, top_k], ascending positions, then -1.\n\n"
            "Ties go to the smaller position; NaN ranks below -inf. Valid until the next select of these rows.")
@@ -210,7 +211,15 @@ void register_forward_pass(nb::module_& module) {
            "The whole layer: append, then score, select, recall and attend for each block.\n\n"
            "While decoding, rows are appended together with the recall: a launch less than by the verbs one by one.\n"
            "Without index_key, index_q and index_weights the layer attends to the selection of the last layer that "
-           "had one.");
+           "had one.\n\n"
+           "Args:\n    layer: layer of the model.\n    kv: [rows, latent_dim + rope_dim], or uint8 [rows, row_bytes] "
+           "already encoded.\n    q: [rows, query_heads, latent_dim + rope_dim].\n    scale: softmax scale.\n"
+           "    out: written, [rows, query_heads, latent_dim].\n    index_key: [rows, index_dim].\n"
+           "    index_q: [rows, index_heads, index_dim].\n"
+           "    index_weights: float32 [rows, index_heads], constant factors folded in.\n\n"
+           "Raises:\n    InvalidArgument: naming the argument; `index_q` also if some of the last three are missing.\n"
+           "    NotSupported: rows are raw.\n"
+           "    StateError: `layer` was appended to already, or nothing was selected before in this pass.");
 }
 
 }  // namespace echo::python

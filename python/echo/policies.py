@@ -62,7 +62,7 @@ def _print(trace: Trace, result: Comparison, pools: Sequence[float]) -> None:
     print(f"{trace.model}: {trace.summary()}")
     if trace.ranks == 0:
         print("without scores: score and echo go by age")
-    elif trace.ranks < min(trace.context[0], 2 * max(result.slots)):
+    elif trace.ranks < min(trace.context[0], 4 * max(result.slots)):
         print(f"scores of {trace.ranks} tokens: score and echo take the others for lower ones and go by their age")
     print(f"{'pool / top-k':<14}" + "".join(f"{pool:>9g} " for pool in pools))
     marks = [" " if full.all() else "*" for full in result.full]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import echo
+from echo.decoding import TEMPERATURE, device_of, draw, read
 from echo.traces import SelectionRecorder, Trace
 
 _CHUNK = 512
-_RANKS = 8  # x top_k: the runtime's rule in pools of up to half of that
-_TEMPERATURE = 0.8  # below, a small model repeats itself; above, it drops the thread
+_RANKS = 8  # x top_k: the runtime's rule in pools of up to a quarter of that
 
 
 def add_command(commands: Any) -> None:
@@ -53,9 +53,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--temperature",
         type=float,
-        default=_TEMPERATURE,
+        default=TEMPERATURE,
         metavar="T",
-        help=f"of what the model writes, 0 for the likeliest tokens (default {_TEMPERATURE})",
+        help=f"of what the model writes, 0 for the likeliest tokens (default {TEMPERATURE})",
     )
     parser.add_argument(
         "--ranks", type=int, metavar="N", help=f"tokens whose scores are kept, 0 for none (default {_RANKS} x top-k)"
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     texts = _texts(options.text)
     logging.disable_progress_bar()
-    device = _device(options.device)
+    device = device_of(options.device)
     network, encode = _model(options.model, device)
     config = network.config
     layers = _layers(options.layers, config.num_hidden_layers)
@@ -125,12 +125,6 @@ def _texts(files: Sequence[Path] | None) -> list[tuple[str, str]]:
         return [(file.name, file.read_text(encoding="utf-8")) for file in files]
     except (OSError, UnicodeDecodeError) as error:
         raise echo.InvalidArgument(f"text: expected files of UTF-8 text: {error}") from error
-
-
-def _device(name: str) -> str:
-    """The device that a runtime would take, 'cpu' or 'cuda:N'."""
-    with echo.Runtime(echo.ModelShape.tiny(), device=name, host_tokens=64, max_batch=1) as runtime:
-        return runtime.device
 
 
 def _model(name: str, device: str) -> tuple[Any, Callable[[str], list[int]]]:
@@ -233,7 +227,6 @@ def _decode(
     capacity = len(prompt) + options.new_tokens
     shape = model.shape("fp8_656", "fp8")
     draws = torch.Generator().manual_seed(options.seed)
-    ends = torch.tensor(model.stop_tokens, dtype=torch.int64)
     nats: float = 0.0
     with echo.Runtime(
         shape,
@@ -246,12 +239,11 @@ def _decode(
         threshold_alpha=0.0,
     ) as runtime:
         session = runtime.open_session(capacity)
-        for first in range(0, len(prompt), _CHUNK):
-            logits = runtime.prefill(session, prompt[first : first + _CHUNK], model.forward)
+        logits = read(runtime, session, prompt, model.forward)
         for step in range(options.new_tokens):
             row = logits[-1].float().cpu()
             if following is None:
-                token = _draw(row.index_fill(0, ends, -math.inf), options.temperature, draws)
+                (token,) = draw(row[None], options.temperature, [draws], without=model.stop_tokens)
             else:
                 token = following[step]
             nats -= float(torch.log_softmax(row, dim=-1)[token])
@@ -259,11 +251,3 @@ def _decode(
             if options.ranks == 0:
                 recorder.kth_scores(runtime.thresholds(session))
     return nats / int(options.new_tokens)
-
-
-def _draw(logits: Any, temperature: float, draws: Any) -> int:
-    import torch
-
-    if temperature == 0:
-        return int(logits.argmax())
-    return int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=draws))

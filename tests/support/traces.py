@@ -9,6 +9,8 @@ import numpy as np
 
 import echo
 from echo.traces import SelectionRecorder, Trace
+from echo.traces.layer_steps import LayerSteps
+from echo.traces.policies import make_pool
 from echo.traces.ranking import rank
 from support.rig import small_shape
 
@@ -38,6 +40,12 @@ def growing(steps: int, top_k: int, first: int, layers: int = 1, seed: int = 0, 
     context = np.arange(first, first + steps, dtype=np.int32)
     scored = {"ranked": ranked, "scores": kept} if ranks else {}
     return Trace(positions, context, kth_score, **scored, model="a", text="ü", notes="turn at 7", seed=seed)
+
+
+def misses(steps: LayerSteps, slots: int, policy: str, seed: int = 0) -> np.ndarray:
+    """Rows that are fetched in each step, int64 [steps]."""
+    pool = make_pool(steps, slots, policy, seed)
+    return np.asarray([len(pool.step()) for _ in range(steps.steps)], np.int64)
 
 
 class Decoding:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import echo
+from echo.decoding import device_of
 from echo.demo import text as texts
 from echo.demo.decode import LastSelections, Workload
 from echo.demo.figures import figures
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     logging.disable_progress_bar()
     console = Console()
-    device = _device(options.device)
+    device = device_of(options.device)
     tokenizer: Any = hf.tiny_dsa_tokenizer()
     observed = LastSelections()
     model = hf.DsaModel(hf.tiny_dsa_model(device=device), observer=observed)
@@ -138,12 +139,6 @@ def _text_tokens(options: argparse.Namespace, device: str, room: int) -> int:
         )
     tokens: int = options.tokens
     return tokens
-
-
-def _device(name: str) -> str:
-    """The device that a runtime would take, 'cpu' or 'cuda:N'."""
-    with echo.Runtime(echo.ModelShape.tiny(), device=name, host_tokens=64, max_batch=1) as runtime:
-        return runtime.device
 
 
 @contextmanager

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import echo
+from echo.decoding import TEMPERATURE, draw, read
 
 if TYPE_CHECKING:
     from echo.hf import DsaModel, LayerTensors
 
 _CHUNK = 512  # tokens of a prefill call
 _OPENING_CHUNK = 64
-_TEMPERATURE = 0.8  # below, a small model repeats itself; above, it drops the thread
 
 
 @dataclass
@@ -142,13 +142,12 @@ class Workload:
             runtime.capture(self.model.forward, batch_sizes=[count])
             sessions: list[echo.Session] = []
             following: list[int] = []
-            for opening, draw in zip(self.openings, draws, strict=True):
+            for opening, own in zip(self.openings, draws, strict=True):
                 session = runtime.open_session(self.capacity)
                 runtime.import_kv(session, kv)
-                for first in range(0, len(opening), _OPENING_CHUNK):
-                    logits = runtime.prefill(session, opening[first : first + _OPENING_CHUNK])
+                logits = read(runtime, session, opening)
                 sessions.append(session)
-                following += self._draw(logits[-1:], [draw])
+                following += self._draw(logits[-1:], [own])
             tokens, selections, hit_rate, step_ms = [], [], [], []
             before = start = runtime.stats()
             for _ in track(range(self.new_tokens), description=f"decoding, {label:<15}"):
@@ -175,11 +174,7 @@ class Workload:
 
     def _draw(self, logits: Any, draws: list[Any]) -> list[int]:
         """A token for each row of [rows, vocab]; none of those that end a text, since all sessions write on."""
-        import torch
-
-        ends = torch.tensor(self.model.stop_tokens, dtype=torch.int64)
-        chances = torch.softmax(logits.float().cpu().index_fill(1, ends, -torch.inf) / _TEMPERATURE, dim=-1)
-        return [int(torch.multinomial(row, 1, generator=draw)) for row, draw in zip(chances, draws, strict=True)]
+        return draw(logits, TEMPERATURE, draws, without=self.model.stop_tokens)
 
 
 def _rate(before: echo.LayerStats, after: echo.LayerStats) -> float:

@@ -38,15 +38,17 @@ def read_text(tokenizer: Any, tokens: int) -> list[int]:
     """
     end: int = tokenizer.eos_token_id
     statement: list[int] = [end, *tokenizer(_STATEMENT)["input_ids"]]
-    package = Path(echo.__file__).parent
-    files = sorted(package.rglob("*.py"), key=lambda path: path.relative_to(package).as_posix())
-    sources: list[int] = []
-    for path in files:
-        sources += [end, *tokenizer(path.read_text(encoding="utf-8").rstrip("\n"))["input_ids"]]
+    sources = [token for source in _sources() for token in (end, *tokenizer(source)["input_ids"])]
     least, most = len(statement) + 1, len(statement) + len(sources)
     if not least <= tokens <= most:
         raise echo.InvalidArgument(f"tokens: {tokens} given, expected {least} to {most}, which the sources have")
     return statement + sources[len(statement) - tokens :]
+
+
+def _sources() -> list[str]:
+    package = Path(echo.__file__).parent
+    files = sorted(package.rglob("*.py"), key=lambda path: path.relative_to(package).as_posix())
+    return [path.read_text(encoding="utf-8").rstrip("\n") for path in files]
 
 
 def opening(session: int) -> str:

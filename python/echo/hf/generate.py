@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from echo import Batch, CapacityError, InvalidArgument, Runtime, Session
+from echo.decoding import draw, read
 from echo.hf.model import DsaModel
 
 
@@ -66,10 +67,10 @@ def generate(
     waiting = deque(enumerate(_checked(prompts, model.config.vocab_size)))
     results: list[list[int]] = [[] for _ in prompts]
     running: list[_Text] = []
-    max_batch = _setting(rt, "max_batch")
+    max_batch = rt.plan.config.max_batch
 
     def write(texts: list[_Text], logits: Tensor) -> None:
-        for text, token in zip(texts, _pick(logits, temperature, [t.draws for t in texts]), strict=True):
+        for text, token in zip(texts, draw(logits, temperature, [t.draws for t in texts]), strict=True):
             text.written.append(token)
             if token in ends or len(text.written) == max_new_tokens:
                 text.session.close()
@@ -86,7 +87,7 @@ def generate(
                     break
                 waiting.popleft()
                 running.append(_Text(session, results[number], torch.Generator().manual_seed(seed + number)))
-                write(running[-1:], _prefill(rt, model, session, prompt))
+                write(running[-1:], read(rt, session, prompt, model.forward))
                 running = [text for text in running if not text.session.closed]
             if running:
                 batch = Batch([text.session for text in running], [text.written[-1] for text in running])
@@ -96,11 +97,6 @@ def generate(
         for text in running:
             text.session.close()
     return results
-
-
-def _setting(rt: Runtime, name: str) -> int:
-    value: int = getattr(rt.plan.config, name)
-    return value
 
 
 def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
@@ -116,20 +112,3 @@ def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
             raise InvalidArgument(f"prompts: entry {number} has tokens outside 0..{vocab - 1}")
         checked.append(tokens)
     return checked
-
-
-def _prefill(rt: Runtime, model: DsaModel, session: Session, prompt: list[int]) -> Tensor:
-    """Logits [1, vocab] after the prompt, which goes in chunk by chunk."""
-    chunk = _setting(rt, "prefill_chunk")
-    for start in range(0, len(prompt), chunk):
-        logits: Tensor = rt.prefill(session, prompt[start : start + chunk], model.forward)
-    return logits
-
-
-def _pick(logits: Tensor, temperature: float, draws: list[torch.Generator]) -> list[int]:
-    """The next token of each row of [rows, vocab]."""
-    if temperature == 0.0:
-        likeliest: list[int] = logits.argmax(dim=-1).tolist()
-        return likeliest
-    probabilities = torch.softmax(logits.float().cpu() / temperature, dim=-1)
-    return [int(torch.multinomial(row, 1, generator=draw)) for row, draw in zip(probabilities, draws, strict=True)]

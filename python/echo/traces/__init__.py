@@ -1,6 +1,6 @@
 """Selections and scores of decode steps as data: recorded, generated, replayed through replacement policies.
 
-No public traces of DSA selections exist. `synthetic.generate` makes some with published miss rates, `SelectionRecorder`
+No public traces of DSA selections exist. `synthetic.generate` makes some like published ones, `SelectionRecorder`
 takes real ones from a model, `comparison.compare` says what pools of given sizes would have to fetch under which
 policies, `drive.drive` what a runtime with such pools does, `statistics` what else there is to know.
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from echo import InvalidArgument
 from echo.traces.layer_steps import LayerSteps
 from echo.traces.policies import POLICIES, make_pool
 from echo.traces.trace import Trace
@@ -55,10 +56,14 @@ def compare(
         seed: of "random".
 
     Raises:
-        InvalidArgument: naming `slots`, `layer`, or `policy`.
+        InvalidArgument: naming `slots`, `policies` or `layers`.
     """
     pools, names = tuple(slots), tuple(policies)
     chosen = tuple(range(trace.layers) if layers is None else layers)
+    if not set(names) <= set(POLICIES):
+        raise InvalidArgument(f"policies: {', '.join(names)} given, expected some of {', '.join(POLICIES)}")
+    if not chosen or not all(0 <= layer < trace.layers for layer in chosen):
+        raise InvalidArgument(f"layers: {list(chosen)} given, expected numbers from 0 to {trace.layers - 1}")
     warm = trace.steps // 2
     rates = {name: np.zeros((len(pools), len(chosen))) for name in names}
     full = np.zeros((len(pools), len(chosen)), np.bool_)

@@ -7,8 +7,7 @@ would save less than a tenth where much is selected again.
 
     entered_count, left_count   int32 [steps, layers]
     entered                     distances of positions, steps, then layers: uint8 [1 to 4, sum of entered_count], all
-                                their lowest bytes, then all their second ones, and so on; in files of version 1,
-                                uint16 or uint32 [sum of entered_count]
+                                their lowest bytes, then all their second ones, and so on
     left                        likewise [sum of left_count], distances of places in the list of the step before
 """
 
@@ -78,12 +77,11 @@ def _joined(lists: list[NDArray[np.int64]]) -> NDArray[np.uint8]:
 def _split(counts: NDArray[Any], distances: NDArray[Any]) -> list[NDArray[np.int64]]:
     if counts.ndim != 2 or counts.dtype != np.int32 or np.any(counts < 0):
         raise ValueError("its counts are not int32 [steps, layers]")
-    if distances.ndim == 2 and distances.dtype == np.uint8 and 1 <= len(distances) <= 4:
-        whole = sum(plane.astype(np.int64) << 8 * i for i, plane in enumerate(distances))
-    elif distances.ndim == 1 and distances.dtype in (np.uint16, np.uint32):
-        whole = distances.astype(np.int64)
-    else:
-        raise ValueError("its distances are neither bytes nor uint16 or uint32")
+    if distances.ndim != 2 or distances.dtype != np.uint8 or not 1 <= len(distances) <= 4:
+        raise ValueError("its distances are not uint8 [1 to 4, sum of counts]")
+    whole: NDArray[np.int64] = np.zeros(distances.shape[1], np.int64)
+    for i, plane in enumerate(distances):
+        whole += plane.astype(np.int64) << 8 * i
     ends = np.cumsum(counts.ravel(), dtype=np.int64)
     if len(ends) == 0 or ends[-1] != len(whole) or not whole.all():
         raise ValueError("its counts and distances do not fit together")

@@ -7,7 +7,6 @@ product's rule, and "belady" knows the future: no policy without prefetch misses
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from echo import InvalidArgument
 from echo.traces.echo_rule import EchoPool
@@ -90,9 +89,3 @@ def make_pool(steps: LayerSteps, slots: int, policy: str, seed: int = 0) -> Pool
     if policy not in kinds:
         raise InvalidArgument(f"policy: {policy!r} given, expected one of {', '.join(POLICIES)}")
     return kinds[policy](steps, slots)
-
-
-def misses(steps: LayerSteps, slots: int, policy: str, seed: int = 0) -> NDArray[np.int64]:
-    """Rows that are fetched in each step, int64 [steps]; arguments and errors as in `make_pool`."""
-    pool = make_pool(steps, slots, policy, seed)
-    return np.asarray([len(pool.step()) for _ in range(steps.steps)], np.int64)

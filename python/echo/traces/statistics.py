@@ -12,6 +12,8 @@ from echo import InvalidArgument
 from echo.traces.pool import Pool
 from echo.traces.trace import Trace
 
+_GROUP = 100  # positions that one transfer could bring: rows of 656 B, 64 KiB
+
 
 def overlap(trace: Trace) -> NDArray[np.float64]:
     """float64 [steps - 1, layers], share of a step's selection that the step before selected too."""
@@ -31,42 +33,35 @@ class Clustering:
     Attributes:
         misses: how many were looked at.
         near: by distance, share of the misses that have another miss of the same step within so many positions.
-        groups: distinct aligned groups of `group` positions that hold misses, per miss; 1 where each has its own.
-        group: positions of a group.
+        groups: distinct aligned groups of 100 positions that hold misses, per miss; 1 where each has its own.
     """
 
     misses: int
     near: dict[int, float]
     groups: float
-    group: int
 
 
-def clustering(
-    pool: Pool, distances: Sequence[int] = (1, 8, 64, 100), group: int = 100, warm_up: int | None = None
-) -> Clustering:
-    """Replays a fresh pool and looks at where its misses lie.
+def clustering(pool: Pool, distances: Sequence[int] = (1, 8, 64, 100)) -> Clustering:
+    """Replays a fresh pool and looks at where its misses lie in the second half of the steps.
 
     Args:
         pool: of `make_pool`.
         distances: of `Clustering.near`.
-        group: positions that one transfer could bring; 100 rows of 656 B are 64 KiB.
-        warm_up: steps that are not counted; default the first half.
     """
     steps = pool.steps
-    first = steps.steps // 2 if warm_up is None else warm_up
     count, groups, near = 0, 0, dict.fromkeys(distances, 0)
     for t in range(steps.steps):
         positions = steps.positions[pool.step()]
-        if t < first or len(positions) == 0:
+        if t < steps.steps // 2 or len(positions) == 0:
             continue
         gaps = np.diff(positions, prepend=-1 << 40, append=1 << 40)
         nearest = np.minimum(gaps[1:], gaps[:-1])
         count += len(positions)
-        groups += len(np.unique(positions // group))
+        groups += len(np.unique(positions // _GROUP))
         for distance in distances:
             near[distance] += int((nearest <= distance).sum())
     whole = max(1, count)
-    return Clustering(count, {distance: number / whole for distance, number in near.items()}, groups / whole, group)
+    return Clustering(count, {distance: number / whole for distance, number in near.items()}, groups / whole)
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,6 @@ class Forecast:
         error: root mean square of prediction minus k-th score, in units of the ranked scores' standard deviation in a
             step (of all tokens, if all are ranked).
         candidates: ranked tokens above the prediction, per top_k.
-        cut: share of steps in which all ranked tokens were above it: there were more candidates than that.
         wasted: candidates that were neither resident nor selected, per top_k.
         misses_left: selected tokens that were neither resident nor candidates, per top_k.
         misses: selected tokens that were not resident, per top_k.
@@ -87,7 +81,6 @@ class Forecast:
     alpha: float
     error: float
     candidates: float
-    cut: float
     wasted: float
     misses_left: float
     misses: float
@@ -112,11 +105,10 @@ def forecasts(pool: Pool, alphas: Sequence[float]) -> list[Forecast]:
     counted = steps.scored & ~np.isnan(predictions[0]) & (np.arange(steps.steps) >= steps.steps // 2)
     if not counted.any():
         raise InvalidArgument("pool: no step in the second half of its trace is scored after another one")
-    sums = np.zeros((len(alphas), 5))
+    sums = np.zeros((len(alphas), 4))
     spreads = []
     for t in range(steps.steps):
-        some = steps.ranked[t] >= 0
-        absent = some & ~pool.resident(steps.ranked[t])
+        absent = (steps.ranked[t] >= 0) & ~pool.resident(steps.ranked[t])
         pool.step()
         if not counted[t]:
             continue
@@ -126,8 +118,8 @@ def forecasts(pool: Pool, alphas: Sequence[float]) -> list[Forecast]:
         for i in range(len(alphas)):
             above = scores > predictions[i, t]
             wasted, left = above & absent & ~selected, ~above & absent & selected
-            sums[i] += above.sum(), above[some].all(), wasted.sum(), left.sum(), (absent & selected).sum()
-    means = sums / counted.sum() / [steps.top_k, 1, *[steps.top_k] * 3]
+            sums[i] += above.sum(), wasted.sum(), left.sum(), (absent & selected).sum()
+    means = sums / counted.sum() / steps.top_k
     errors = np.sqrt(np.mean((predictions - steps.kth_score)[:, counted] ** 2, axis=1)) / np.mean(spreads)
     return [Forecast(alphas[i], float(errors[i]), *means[i].tolist()) for i in range(len(alphas))]
 

@@ -10,9 +10,8 @@ The file is a compressed .npz:
                sets of positions, as in `encoding.py`: the selected ones where `ranks` is 0, else the ranked ones
     grid       int8 [steps, layers], level int8 [sum of members]: their scores, as in `score_grid.py`; if `ranks` > 0
 
-Version 1 knows neither notes nor ranks. Scores are kept on a grid around the k-th score of their step and layer, 16 to
-31 levels from there to the last rank: a ranked token takes about a byte. Selections and k-th scores are kept as they
-are.
+Scores are kept on a grid around the k-th score of their step and layer, 16 to 31 levels from there to the last rank: a
+ranked token takes about a byte. Selections and k-th scores are kept as they are.
 """
 
 from __future__ import annotations
@@ -166,16 +165,16 @@ def _read(path: str | Path) -> dict[str, Any]:
         with np.load(file, allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
     version = arrays["version"]
-    if version.shape != () or not 1 <= version <= _VERSION:
-        raise ValueError(f"its version is {version}, expected 1 to {_VERSION}")
+    if version.shape != () or version != _VERSION:
+        raise ValueError(f"its version is {version}, expected {_VERSION}")
     meta = json.loads(arrays["meta"].tobytes().decode())
-    top_k, ranks = int(meta["top_k"]), int(meta.get("ranks", 0))
+    top_k, ranks = int(meta["top_k"]), int(meta["ranks"])
     fields = {
         "context": arrays["context"],
         "kth_score": arrays["kth_score"],
         "model": str(meta["model"]),
         "text": str(meta["text"]),
-        "notes": str(meta.get("notes", "")),
+        "notes": str(meta["notes"]),
         "seed": int(meta["seed"]),
     }
     members = encoding.decode(arrays, ranks or top_k)

@@ -1,0 +1,65 @@
+"""What programs that decode with a model of torch share; torch is needed by `draw` alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from echo import Forward, ModelShape, Runtime, Session
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+TEMPERATURE = 0.8  # below, a small model repeats itself; above, it drops the thread
+
+
+def device_of(name: str) -> str:
+    """The device that a runtime would take, 'cpu' or 'cuda:N'.
+
+    Raises:
+        InvalidArgument: naming `device`.
+    """
+    with Runtime(ModelShape.tiny(), device=name, host_tokens=64, max_batch=1) as runtime:
+        return runtime.device
+
+
+def read(rt: Runtime, session: Session, tokens: Sequence[int], forward: Forward | None = None) -> Any:
+    """Prefills tokens, chunk by chunk.
+
+    Args:
+        rt: the runtime.
+        session: of it.
+        tokens: at least one.
+        forward: default the captured one.
+
+    Returns:
+        What the forward returned for the last chunk.
+    """
+    chunk = rt.plan.config.prefill_chunk
+    for first in range(0, len(tokens), chunk):
+        result = rt.prefill(session, tokens[first : first + chunk], forward)
+    return result
+
+
+def draw(
+    logits: Tensor, temperature: float, draws: Sequence[torch.Generator], without: Collection[int] = ()
+) -> list[int]:
+    """The next token of each row, drawn on the host: equal logits and generators give equal tokens on any device.
+
+    Args:
+        logits: [rows, vocab].
+        temperature: divides the logits; 0 takes the likeliest token, of equal ones the first.
+        draws: a generator for each row.
+        without: tokens that are not taken.
+    """
+    import torch
+
+    if without:
+        logits = logits.index_fill(1, torch.tensor(list(without), device=logits.device), -math.inf)
+    if temperature == 0:
+        likeliest: list[int] = logits.argmax(dim=-1).tolist()
+        return likeliest
+    chances = torch.softmax(logits.float().cpu() / temperature, dim=-1)
+    return [int(torch.multinomial(row, 1, generator=own)) for row, own in zip(chances, draws, strict=True)]
