@@ -20,6 +20,7 @@
 #include "kernels/device_code.hpp"
 #include "kernels/device_guard.hpp"
 #include "kernels/score.hpp"
+#include "kernels/score_sm90.hpp"
 #include "kernels/select.hpp"
 #include "runtime/backends.hpp"
 
@@ -81,6 +82,7 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
   if (sizes.shape.row_format != RowFormat::raw) {
     check_attend(sizes.shape, device_);
   }
+  score_sm90_ = prepare_score_sm90(sizes.shape, device_);
   Scratch& scratch = scratch_.emplace(device_memory_, sizes);
   fill(scratch.data(), 0, scratch.bytes());
 }
@@ -169,6 +171,10 @@ void CudaBackend::append(const AppendParams& params) {
 void CudaBackend::score(const ScoreParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
+  if (score_sm90_) {
+    launch_score_sm90(params, context());
+    return;
+  }
   launch_index_queries(params, memory.index_queries(), context());
   launch_score(params, memory.index_queries(), context());
 }

@@ -82,6 +82,7 @@ class CudaBackend final : public Backend {
   KernelErrors errors_;
   StagingRing staging_;
   std::optional<Scratch> scratch_;
+  bool score_sm90_ = false;                 ///< which kernel scores; the shape and the device decide
   std::vector<LayerView> released_layers_;  ///< what lies in the scratch for release
   std::deque<Event> marks_;                 ///< those not known to be done, oldest first
   std::uint64_t marks_done_ = 0;
