@@ -24,13 +24,14 @@ SOURCES := CMakeLists.txt pyproject.toml LICENSE $(wildcard README.md) \
 FINGERPRINT := $(shell echo $(ECHO_CUDA) $(ECHO_CUDA_ARCHITECTURES) $(ECHO_WERROR) $(SOURCES) | cksum | tr -d ' ')
 STAMP := $(VENV)/.echo-installed-$(FINGERPRINT)
 
-.PHONY: help build demo test cpp-test cpp-test-release check-format lint format clean
+.PHONY: help build demo test evidence cpp-test cpp-test-release check-format lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make build      set up $(VENV), build and install echo-kv into it"
 	@echo "make demo       run the demonstration          (ARGS=\"--json FILE\" ...)"
 	@echo "make test       run the Python tests           (ARGS=\"-k name\" ...)"
+	@echo "make evidence   write the tables and pictures of docs/evidence.md"
 	@echo "make cpp-test   run the C++ tests under address and UB sanitizers (needs GoogleTest)"
 	@echo "make cpp-test-release  the same optimised, on the GPU where there is one"
 	@echo "make lint       clang-format, ruff and mypy;  make format  applies the first two"
@@ -44,6 +45,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(PY) -m pytest $(ARGS)
+
+evidence: $(STAMP)
+	$(PY) tools/evidence.py $(ARGS)
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import echo
 from echo import cli, settings
+from echo.demo import decode, text
+from echo.demo.figures import working_set
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -85,21 +88,41 @@ def test_the_doctor_says_what_runs_and_what_is_set_in_vain(capsys, monkeypatch):
     assert "runs on the CPU: " in out or "runs on the GPU: " in out
 
 
-def test_the_demo_compares_and_leaves_figures_and_a_picture(capsys, tmp_path):
+def test_the_demo_compares_and_leaves_texts_figures_and_a_picture(capsys, tmp_path, device):
     files = {"--json": tmp_path / "demo.json", "--plot": tmp_path / "demo.png"}
     status, out, _ = run(
-        capsys, "demo", "--device", "cpu", "--tokens", "600", "--sessions", "3", "--new-tokens", "6",
+        capsys, "demo", "--device", device, "--tokens", "600", "--sessions", "3", "--new-tokens", "6",
         *(str(part) for pair in files.items() for part in pair),
     )  # fmt: skip
     assert status == 0 and "equal" in out and "DIFFERENT" not in out
+    assert "session 2: " in out and "session 3: " not in out
     figures = json.loads(files["--json"].read_text())
     assert figures["tokens_equal"] and figures["selections_equal"]
     assert figures["sessions"] == 3 and figures["new_tokens"] == 6 and figures["text_tokens"] == 600
-    assert len(figures["hit_rate"]) == len(figures["recalled_rows"]) == figures["layers"] == 3
+    assert len(figures["hit_rate"]) == len(figures["recalled_rows"]) == figures["layers"] == 5
     assert all(0 < rate < 1 for rate in figures["hit_rate"])
     assert figures["pool_slots"]["offloaded"] < figures["pool_slots"]["resident"]
     assert figures["step_ms"]["offloaded"] > 0
+    assert figures["openings"] == [text.opening(session) for session in range(3)]
+    assert len(figures["generated"]) == 3 and all(figures["generated"])
+    assert figures["looked_up"] and "wrote it: yes" in out
     assert files["--plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_fails_when_the_runs_differ(capsys, monkeypatch, tmp_path):
+    real = decode.Workload.decode
+
+    def wrong(work, kv, slots, label):
+        decoded = real(work, kv, slots, label)
+        decoded.tokens[-1, 0] += slots < work.all_slots
+        return decoded
+
+    monkeypatch.setattr(decode.Workload, "decode", wrong)
+    status, out, _ = run(
+        capsys, "demo", "--device", "cpu", "--tokens", "300", "--sessions", "1", "--new-tokens", "2",
+        "--row-format", "fp32", "--plot", str(tmp_path / "demo.png"),
+    )  # fmt: skip
+    assert status == 1 and "DIFFERENT" in out
 
 
 def test_the_demo_refuses_before_it_starts(capsys, tmp_path):
@@ -108,10 +131,38 @@ def test_the_demo_refuses_before_it_starts(capsys, tmp_path):
         (("--json", str(missing)), "json"),
         (("--sessions", "0"), "sessions"),
         (("--pool", "2"), "pool"),
-        (("--tokens", "10000000"), "tokens"),
+        (("--tokens", "16384"), "tokens"),
+        (("--tokens", "1"), "tokens"),
+        (("--new-tokens", "16384"), "new_tokens"),
     ):
         status, _, err = run(capsys, "demo", "--device", "cpu", *arguments)
         assert status == 1 and err.startswith(f"echo-kv demo: {named}: ")
+
+
+def test_the_demo_reads_a_statement_and_then_whole_files_from_the_end():
+    class Letters:
+        eos_token_id = 0
+
+        def __call__(self, characters):
+            return {"input_ids": [ord(character) for character in characters]}
+
+    def plain(tokens):
+        return "".join(map(chr, text.read_text(Letters(), tokens)))
+
+    statement = '\0\nKEY_7f3a = "3fa90c17"\n'
+    last = sorted((Path(echo.__file__).parent / "traces").glob("*.py"))[-1].read_text().rstrip("\n")
+    everything = plain(50_000)
+    assert len(everything) == 50_000
+    assert everything.startswith(statement) and everything.endswith(f"\0{last}")
+    assert plain(len(statement) + 1) == statement + last[-1]
+    for tokens in (-1, 0, len(statement), 100_000_000):
+        with pytest.raises(echo.InvalidArgument, match=f"^tokens: {tokens} given, expected {len(statement) + 1} to "):
+            plain(tokens)
+
+
+def test_a_working_set_counts_rows_of_each_session_once():
+    selections = np.asarray([[[[0, 1], [0, -1]]], [[[1, 2], [0, 5]]], [[[3, 2], [5, -1]]]], np.int32)
+    assert working_set(selections, window=2).tolist() == [[3], [5], [5]]
 
 
 def test_cmake_dir_is_where_the_package_is(capsys):

@@ -56,6 +56,23 @@ def test_a_step_returns_before_its_work_is_done(rigs):
     assert not torch.cuda.current_stream().query()
 
 
+def test_counters_are_read_beside_the_steps(rigs):
+    """`stats` does not wait for steps in flight; once they are done their part is in it."""
+    rig, _ = rigs
+    pair = rig.open(128)
+    rig.prefill(pair, tokens_of(1, 100))
+    before = rig.stats()
+    delayed_step(rig, [(pair, 1)])
+    started = time.perf_counter()
+    early = rig.runtime.stats()
+    assert time.perf_counter() - started < 0.1
+    assert not torch.cuda.current_stream().query(), "the step is done already"
+    assert early.steps == before.steps + 1
+    assert [layer.appended for layer in early.layers] == [layer.appended for layer in before.layers]
+    late = rig.stats()
+    assert [layer.appended for layer in late.layers] == [layer.appended + 1 for layer in before.layers]
+
+
 @pytest.mark.parametrize("repeat", range(20))
 def test_rows_of_a_closed_session_are_not_imported_into_too_early(rigs, repeat):
     results = []

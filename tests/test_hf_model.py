@@ -104,6 +104,7 @@ def test_any_pool_size_gives_the_same_bits(make_runtime: MakeRuntime, device: st
     def run(gpu_slots: int) -> tuple[Any, int]:
         rt = make_runtime(dsa.shape("fp32", "fp32"), gpu_slots=gpu_slots)
         logits = decoded(rt, prefilled(rt, dsa, PROMPTS), 6, dsa.forward)
+        rt.synchronize()
         return logits, sum(layer.misses for layer in rt.stats().layers)
 
     (small, misses), (large, fewer) = run(0), run(2048)

@@ -42,6 +42,20 @@ def test_two_hundred_thousand_slots_take_8_gb():
     assert item(plan, "slots").count == 61
 
 
+@pytest.mark.parametrize(("host_tokens", "gpu_slots"), [(1 << 20, 200_000), (64, 64), (400_000, 2_049)])
+def test_residency_takes_four_bytes_a_host_row_and_twelve_a_slot(host_tokens, gpu_slots):
+    """Per layer, hand and counters included; who owns a host block is kept once for all layers."""
+    shape = echo.ModelShape.deepseek_v32() if gpu_slots > 64 else small_shape()
+    plan = plan_of(shape, host_tokens=host_tokens, gpu_slots=gpu_slots, max_batch=1)
+    data = {"host_pool", "slots", "index_keys", "scratch"}
+    maps = [i for i in plan.items if i.count == shape.layers and i.name not in data]
+    assert sum(i.bytes for i in maps) == 4 * host_tokens + 12 * gpu_slots
+    books = sum(item(plan, name).total for name in ("replacement", "counters"))
+    assert books % shape.layers == 0
+    assert sum(i.bytes for i in maps) + books // shape.layers <= 4 * host_tokens + 13 * gpu_slots
+    assert item(plan, "owners").total == 8 * plan.host_blocks
+
+
 def test_automatic_values_are_filled_in():
     plan = plan_of(small_shape(), host_tokens=1000, max_batch=3, query_rows=2, max_context=1 << 20)
     assert plan.config.host_tokens == 1024 and plan.host_blocks == 16

@@ -42,7 +42,7 @@ def test_counters_count(make_rig):
     rig.prefill(pair, list(range(60)) + [3] * 10)
     for token in range(5):
         rig.step([(pair, token)])
-    stats = rig.runtime.stats()
+    stats = rig.stats()
     assert (stats.steps, stats.prefill_tokens, stats.sessions) == (5, 70, 1)
     fetched = sum(layer.misses for layer in stats.layers)
     selected = 3 * (sum(range(1, 16)) + 16 * 60)

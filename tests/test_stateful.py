@@ -67,7 +67,7 @@ class Traffic(RuleBasedStateMachine):
         """Everything is given back."""
         for pair in list(self.rig.pairs):
             self.rig.close(pair)
-        stats = self.rig.runtime.stats()
+        stats = self.rig.stats()
         assert stats.free_host_tokens == stats.host_tokens
         assert all(layer.used_slots == 0 for layer in stats.layers)
         self.rig.runtime.close()

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Builds echo with CUDA and runs one part of what needs a GPU. Results go to bench/results, or to $ECHO_RESULTS.
-#   tests          the C++ tests of the CUDA backend, then the Python tests marked gpu (arguments go to pytest)
+#   tests          the C++ tests of the CUDA backend, with $ECHO_OPERATIONS random calls (a million), then the Python tests
+#                  marked gpu (arguments go to pytest)
 #   sanitize       the C++ CUDA tests under the four tools of compute-sanitizer -> sanitize.json
-#   demo           echo-kv demo with a text of 32K tokens -> demo.json, demo.png
+#   demo           echo-kv demo with as long a text as its model takes -> demo.json, demo.png
 #   doctor         echo-kv doctor
+#   bench-recall   bench/test_recall.py -> recall.json (arguments go to pytest: -k, --update-baseline)
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 set -euo pipefail
@@ -27,6 +29,14 @@ build_cpp() {
   build
   cmake -S . -B build/gpu-wheel -DECHO_BUILD_TESTS=ON >/dev/null
   cmake --build build/gpu-wheel --target echo_tests
+}
+
+# What the benchmarks time, likewise.
+build_bench() {
+  build
+  cmake -S . -B build/gpu-wheel -DECHO_BUILD_BENCH=ON >/dev/null
+  cmake --build build/gpu-wheel --target echo_bench
+  export ECHO_BENCH_LIBRARY="$PWD/build/gpu-wheel/libecho_bench.so"
 }
 
 sanitize() {
@@ -55,7 +65,7 @@ shift || true
 case "$part" in
   tests)
     build_cpp
-    "$CPP_TESTS" --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}"
+    ECHO_OPERATIONS="${ECHO_OPERATIONS:-1000000}" "$CPP_TESTS" --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}"
     "$PYTHON" -m pytest -q -m gpu "$@"
     ;;
   sanitize) sanitize ;;
@@ -68,12 +78,17 @@ case "$part" in
     build
     "$PYTHON" -m echo.cli doctor
     ;;
+  bench-recall)
+    build_bench
+    "$PYTHON" -m pytest -p no:cacheprovider --benchmark-only --benchmark-columns=min,median,max \
+      bench/test_recall.py "$@"
+    ;;
   bench-*)
     build
     "$PYTHON" "bench/${part#bench-}.py" "$@"
     ;;
   *)
-    sed -n '2,8p' "$0"
+    sed -n '2,10p' "$0"
     exit 2
     ;;
 esac

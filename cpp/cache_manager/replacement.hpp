@@ -1,13 +1,15 @@
 #pragma once
-// The replacement rule, shared by CPU and GPU code.
+// The replacement rule, shared by CPU and GPU code: sampled eviction of what the indexer wants least.
 //
-// Every slot carries a stamp: the tick of the layer call that used it last, kFree if it holds nothing. A victim
-// is found by a clock hand that goes round the pool and takes the first slot whose stamp is at most `limit`.
-// The limit comes from a histogram of stamps: `recent[t % kWindow]` counts the slots last used at tick t, for the
-// last kWindow ticks. Going from the oldest tick to the newest, the limit is the first at which
-// max(needed, slots / kSpread) slots qualify, so victims are among the oldest 1/kSpread of the pool (LRU up to
-// that grain), and the hand passes about kSpread slots per victim: O(misses), not O(pool).
+// Free slots lie on a stack and go first: while everything fits, nothing is evicted. Otherwise a caller that needs
+// slots looks at a window of the pool behind a hand that goes round (`window_slots`, a few dozen slots per slot that it
+// needs), and gives away the coldest slots of it. How cold a slot is follows from the scores of this very step: the
+// indexer has just scored every token, and a row far below the k-th score is unlikely to be selected soon. Rows that
+// were not scored (their session is not in the batch, or the model reuses a selection) go by age. Both are scaled by
+// the extremes of the window, so there is nothing to tune: coldness 0 ... kColdest in equal steps. Of equally cold
+// slots those that the hand reaches first go.
 // A slot stamped in the current tick is never taken: it is selected, or new, in this very call.
+// Cost: O(slots needed), whatever the size of the pool (the ECHO paper sorts the pool: half of its management time).
 // Ticks start at 1 and never go back; a layer may skip some.
 
 #include <cstdint>
@@ -16,50 +18,57 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kFree = -1;     ///< stamp of a slot that holds no row
-inline constexpr std::int32_t kWindow = 256;  ///< ticks the histogram tells apart
-inline constexpr std::int32_t kSpread = 16;
+inline constexpr std::int32_t kFree = -1;        ///< stamp of a slot that holds no row
+inline constexpr std::int32_t kColdest = 63;     ///< coldness of what goes first
+inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at together, at most
+inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each that is needed ...
+inline constexpr std::int32_t kLeastSpread = 8;  ///< ... and the fewest, where many are needed
+inline constexpr std::int32_t kWindowGrain = 32;
 
 struct ReplacementState {
-  std::int32_t hand;             ///< next slot the clock looks at
-  std::int32_t used;             ///< slots that hold a row
-  std::int32_t last_tick;        ///< newest tick the histogram knows
-  std::int32_t recent[kWindow];  ///< slots by tick of last use, for ticks in (now - kWindow, now]
+  std::int32_t hand;        ///< where the next window begins
+  std::int32_t free;        ///< slots on the stack of free ones
+  std::int32_t missed = 0;  ///< latest tick in which slots were needed (GPU only: whether to expect it again)
 };
 
-/// Whether a slot with this stamp may be given another row.
-ECHO_HOST_DEVICE bool may_take(std::int32_t stamp, std::int32_t limit) { return stamp <= limit; }
-
-/// Moves the window up to tick `now`: counts of ticks that fall out of it are dropped (those slots are "old").
-ECHO_HOST_DEVICE void advance_window(ReplacementState& state, std::int32_t now) {
-  const std::int32_t first = state.last_tick + 1 > now - kWindow ? state.last_tick + 1 : now - kWindow + 1;
-  for (std::int32_t tick = first; tick <= now; ++tick) {
-    state.recent[tick % kWindow] = 0;
-  }
-  state.last_tick = now;
+/// Slots of a window for a call that needs `needed` of them (at least 1); no more than the pool has.
+ECHO_HOST_DEVICE std::int32_t window_slots(std::int32_t needed, std::int32_t slots) {
+  const std::int32_t wanted = needed >= kWindow / kSpread ? kWindow : needed * kSpread;
+  const std::int32_t window = wanted < 2 * kWindowGrain ? 2 * kWindowGrain : wanted;
+  return window < slots ? window : slots;
 }
 
-/// Whether the histogram counts a slot with this stamp at tick `now`.
-ECHO_HOST_DEVICE bool in_window(std::int32_t stamp, std::int32_t now) {
-  return stamp != kFree && stamp > now - kWindow;
+/// Windows over which a call that needs `needed` slots spreads them: at most one in kLeastSpread of each. If they do
+/// not yield enough, it goes on for one turn of the pool and takes every slot that may be taken.
+ECHO_HOST_DEVICE std::int32_t planned_windows(std::int32_t needed, std::int32_t window) {
+  const std::int32_t share = window < kLeastSpread ? 1 : window / kLeastSpread;
+  return (needed - 1) / share + 1;
 }
 
-/// Newest stamp that may be taken at tick `now` when `needed` slots are wanted; always < now.
-/// Free slots count as oldest. Call after advance_window(state, now).
-ECHO_HOST_DEVICE std::int32_t age_limit(const ReplacementState& state, std::int32_t slots, std::int32_t now,
-                                        std::int32_t needed) {
-  const std::int32_t wanted = needed > slots / kSpread ? needed : slots / kSpread;
-  std::int32_t counted = 0;
-  for (std::int32_t i = 0; i < kWindow; ++i) {
-    counted += state.recent[i];
+/// What is known of a slot that may be taken.
+struct Candidate {
+  float distance;    ///< k-th score of its session's query minus its own score, at least 0; negative: not scored
+  std::int32_t age;  ///< ticks since its last use, at least 1
+};
+
+/// Distance of a scored row; NaN scores are the farthest.
+ECHO_HOST_DEVICE float score_distance(float kth, float score) {
+  const float distance = kth - score;
+  return distance >= 0.0F ? distance : (distance < 0.0F ? 0.0F : 3.0e38F);
+}
+
+/// How cold a candidate is, where `farthest` and `oldest` are the largest distance and the largest age among the
+/// candidates of its window. Ages of scored rows count, too: what was just used is not cold for being the only one that
+/// was not scored.
+ECHO_HOST_DEVICE std::int32_t coldness(const Candidate& candidate, float farthest, std::int32_t oldest) {
+  if (candidate.distance >= 0.0F) {
+    if (candidate.distance >= farthest) {
+      return kColdest;
+    }
+    return static_cast<std::int32_t>(candidate.distance / farthest * static_cast<float>(kColdest));
   }
-  std::int32_t found = slots - counted;  // free, or older than the window
-  std::int32_t limit = now - kWindow > kFree ? now - kWindow : kFree;
-  while (found < wanted && limit < now - 1) {
-    ++limit;
-    found += state.recent[limit % kWindow];
-  }
-  return limit;
+  return static_cast<std::int32_t>(static_cast<float>(candidate.age) / static_cast<float>(oldest) *
+                                   static_cast<float>(kColdest));
 }
 
 }  // namespace echo

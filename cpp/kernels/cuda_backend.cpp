@@ -7,13 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "cache_manager/claim_slots.cuh"
-#include "cache_manager/lookup.cuh"
-#include "cache_manager/recall_copy.cuh"
+#include "cache_manager/owners.cuh"
+#include "cache_manager/recall.cuh"
 #include "cache_manager/release.cuh"
 #include "echo/errors.hpp"
-#include "kernels/append_index_keys.hpp"
-#include "kernels/append_rows.hpp"
+#include "kernels/append.hpp"
 #include "kernels/attend.hpp"
 #include "kernels/captured_graph.hpp"
 #include "kernels/commit.hpp"
@@ -103,6 +101,16 @@ const Scratch& CudaBackend::scratch_for(const LayerView& layer, std::int32_t row
   return scratch();
 }
 
+void CudaBackend::check_rows(const LayerView& layer, std::int32_t rows, std::int32_t block_rows, const void* kv,
+                             DType kv_dtype) const {
+  static_cast<void>(scratch_for(layer, rows, block_rows));
+  require_pieces("host_row_stride", layer.host_stride);
+  require_pieces("row_bytes", layer.row_bytes);
+  if (kv_dtype == DType::u8 && reinterpret_cast<std::uintptr_t>(kv) % sizeof(std::uint32_t) != 0) {
+    throw InvalidArgument("kv: encoded rows have to be aligned to 4 bytes");
+  }
+}
+
 void CudaBackend::use_stream(std::uintptr_t stream) {
   const DeviceGuard guard(device_);
   const auto next = reinterpret_cast<cudaStream_t>(stream);
@@ -140,6 +148,14 @@ void CudaBackend::copy_to_host(void* host, const void* device, std::size_t bytes
 void CudaBackend::fill(void* device, int byte, std::size_t bytes) {
   const DeviceGuard guard(device_);
   ECHO_CUDA_CHECK(cudaMemsetAsync(device, byte, bytes, stream_));
+  filled_.record(stream_);
+}
+
+void CudaBackend::read_counters(void* host, const void* device, std::size_t bytes) {
+  const DeviceGuard guard(device_);
+  ECHO_CUDA_CHECK(cudaStreamWaitEvent(counter_stream_.get(), filled_.get(), 0));
+  ECHO_CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, counter_stream_.get()));
+  ECHO_CUDA_CHECK(cudaStreamSynchronize(counter_stream_.get()));
 }
 
 void CudaBackend::upload_control(void* device, const void* host, std::size_t bytes) {
@@ -148,23 +164,16 @@ void CudaBackend::upload_control(void* device, const void* host, std::size_t byt
   staging_.upload(device, host, bytes, stream_);
 }
 
+void CudaBackend::begin(const BeginParams& params) {
+  const DeviceGuard guard(device_);
+  launch_owners(params, context());
+}
+
 void CudaBackend::append(const AppendParams& params) {
   const DeviceGuard guard(device_);
-  const Scratch& memory = scratch_for(params.layer, params.step.rows, 0);
-  require_pieces("host_row_stride", params.layer.host_stride);
-  require_pieces("row_bytes", params.layer.row_bytes);
-  if (params.kv_dtype == DType::u8 && reinterpret_cast<std::uintptr_t>(params.kv) % sizeof(std::uint32_t) != 0) {
-    throw InvalidArgument("kv: encoded rows have to be aligned to 4 bytes");
-  }
-  if (params.to_slots) {
-    launch_lookup_new(params, memory.claim(), context());
-    launch_claim_new(params, memory.claim(), context());
-  } else {
-    launch_unmap_new(params, context());
-  }
-  launch_append_rows(params, context());
-  if (params.index_key != nullptr) {
-    launch_append_index_keys(params, context());
+  check_rows(params.layer, params.step.rows, 0, params.kv, params.kv_dtype);
+  if (params.kv != nullptr || params.index_key != nullptr) {
+    launch_append(params, context());
   }
 }
 
@@ -186,12 +195,8 @@ void CudaBackend::select(const SelectParams& params) {
 
 void CudaBackend::recall(const RecallParams& params) {
   const DeviceGuard guard(device_);
-  const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
-  require_pieces("host_row_stride", params.layer.host_stride);
-  require_pieces("row_bytes", params.layer.row_bytes);
-  launch_lookup_selected(params, memory.claim(), context());
-  launch_claim_selected(params, memory.claim(), context());
-  launch_recall_copy(params, memory.claim(), context());
+  check_rows(params.layer, params.step.rows, params.block.count, params.kv, params.kv_dtype);
+  launch_recall(params, context());
 }
 
 void CudaBackend::attend(const AttendParams& params) {

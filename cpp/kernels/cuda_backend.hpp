@@ -44,8 +44,10 @@ class CudaBackend final : public Backend {
   void copy_to_device(void* device, const void* host, std::size_t bytes) override;
   void copy_to_host(void* host, const void* device, std::size_t bytes) override;
   void fill(void* device, int byte, std::size_t bytes) override;
+  void read_counters(void* host, const void* device, std::size_t bytes) override;
   void upload_control(void* device, const void* host, std::size_t bytes) override;
 
+  void begin(const BeginParams& params) override;
   void append(const AppendParams& params) override;
   void score(const ScoreParams& params) override;
   void select(const SelectParams& params) override;
@@ -68,6 +70,9 @@ class CudaBackend final : public Backend {
   /// was prepared for.
   const Scratch& scratch() const;
   const Scratch& scratch_for(const LayerView& layer, std::int32_t rows, std::int32_t block_rows) const;
+  /// What append and recall ask of their rows.
+  void check_rows(const LayerView& layer, std::int32_t rows, std::int32_t block_rows, const void* kv,
+                  DType kv_dtype) const;
   /// One copy, or several where the host side is pinned in chunks.
   void copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind);
 
@@ -76,7 +81,9 @@ class CudaBackend final : public Backend {
   int multiprocessors_ = 0;
   Stream own_stream_;
   cudaStream_t stream_;
-  Event switched_;  ///< what is on the stream that use_stream leaves
+  Stream counter_stream_;  ///< beside the steps
+  Event filled_;           ///< what fill has set is what read_counters reads at least
+  Event switched_;         ///< what is on the stream that use_stream leaves
   DeviceMemory device_memory_;
   PinnedMemory pinned_memory_;
   KernelErrors errors_;

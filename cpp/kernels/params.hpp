@@ -11,6 +11,13 @@
 
 namespace echo {
 
+/// A host block of a session: block_table[entry, index]. Entries of `owners` are hints that may be out of date or
+/// unset: whoever uses one checks that block_table[entry, index] is the block.
+struct alignas(8) BlockOwner {
+  std::int32_t entry;  ///< of the batch
+  std::int32_t index;
+};
+
 /// The control block of a pass, as it lies on the device. Pointers stay the same from pass to pass, so a captured
 /// graph reads the new contents.
 struct StepView {
@@ -22,6 +29,7 @@ struct StepView {
   std::int32_t rows;                ///< batch x query_rows, padding included
   std::int32_t query_rows;          ///< row r belongs to batch entry r / query_rows
   std::int32_t table_stride;
+  BlockOwner* owners;  ///< [host blocks] who wrote a host block's tokens; see begin
 };
 
 /// Rows [first, first + count) of the pass, worked on with tick `*step.tick + tick_offset`.
@@ -54,9 +62,17 @@ inline ShapeView shape_view(const ModelShape& shape) {
           .index_key_format = shape.index_key_format};
 }
 
+/// begin, once per pass and before its verbs: owners[block] for the blocks that hold the tokens of each batch entry, up
+/// to its last row's position. Of entries that share a block any may be named.
+struct BeginParams {
+  StepView step;
+  std::int64_t host_blocks;
+};
+
 /// append: for each row that is no padding, encodes kv and writes it to its host row and, with to_slots, to a slot
 /// (allocated, stamped with *step.tick, mapped; an already mapped row keeps its slot); encodes index_key into its
-/// place in the index cache. kv_dtype u8 means rows are encoded already. index_key may be null.
+/// place in the index cache. kv_dtype u8 means rows are encoded already. kv or index_key may be null: nothing is done
+/// for it.
 struct AppendParams {
   LayerView layer;
   StepView step;
@@ -95,8 +111,11 @@ struct SelectParams {
 };
 
 /// recall: slots[i, j] = slot of selection[i, j] after making it resident, kNone where the selection is kNone.
-/// Every selected row is protected (stamped) before any slot is taken; a host row is fetched once however often it
-/// is selected.
+/// No slot that this call uses is given away, and a host row is fetched once however often it is selected.
+/// With `kv`, it also does what append with to_slots does for the rows of the pass (the block is the whole pass then),
+/// apart from index keys: one launch instead of two.
+/// `scores` and `kth_score` are those of the block's select; null where the selection comes from elsewhere. They only
+/// decide which rows are evicted.
 struct RecallParams {
   LayerView layer;
   StepView step;
@@ -104,6 +123,11 @@ struct RecallParams {
   ShapeView shape;
   const std::int32_t* selection;  ///< [block.count, top_k]
   std::int32_t* slots;            ///< [block.count, top_k]
+  const float* scores;            ///< [block.count, score_stride], or null
+  std::int64_t score_stride;
+  const float* kth_score;  ///< [rows], of the whole pass, or null
+  const void* kv;          ///< as in AppendParams, or null
+  DType kv_dtype;
 };
 
 /// attend: out[row, h, :] = softmax over the block's slots (kNone skipped, unread); 0 where there are none.

@@ -15,20 +15,12 @@ std::size_t size(std::int64_t count) { return static_cast<std::size_t>(std::max<
 struct Scratch::Layout {
   explicit Layout(const ScratchSizes& sizes) {
     const ShapeView& shape = sizes.shape;
-    const std::int64_t entries =
-        std::max(static_cast<std::int64_t>(sizes.block_rows) * shape.top_k, static_cast<std::int64_t>(sizes.rows));
-    summary_words = (sizes.host_rows + kRowsPerSummaryWord - 1) / kRowsPerSummaryWord;
-    most_misses = std::min(entries, static_cast<std::int64_t>(sizes.slots));
     index_heads = padded_index_heads(shape);
     const std::int64_t attend_heads =
         shape.row_format == RowFormat::raw
             ? 0
             : static_cast<std::int64_t>(std::min(sizes.block_rows, kAttendRows)) * sizes.splits * shape.query_heads;
 
-    wanted = take<std::uint32_t>(summary_words * 32);
-    summary = take<std::uint32_t>(summary_words);
-    claim_state = take<ClaimState>(1);
-    misses = take<Miss>(most_misses);
     index_values = take<float>(sizes.block_rows * index_heads * shape.index_dim);
     index_weights = take<float>(sizes.block_rows * index_heads);
     attend_sums = take<float>(attend_heads * shape.latent_dim);
@@ -44,13 +36,7 @@ struct Scratch::Layout {
     return offset;
   }
 
-  std::int64_t summary_words;
-  std::int64_t most_misses;
   std::int64_t index_heads;
-  std::size_t wanted;
-  std::size_t summary;
-  std::size_t claim_state;
-  std::size_t misses;
   std::size_t index_values;
   std::size_t index_weights;
   std::size_t attend_sums;
@@ -66,12 +52,6 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
     : sizes_(sizes), buffer_(memory, bytes(sizes), "scratch") {
   const Layout layout(sizes);
   std::byte* base = buffer_.data();
-  claim_ = {.wanted = reinterpret_cast<std::uint32_t*>(base + layout.wanted),
-            .summary = reinterpret_cast<std::uint32_t*>(base + layout.summary),
-            .summary_words = static_cast<std::int32_t>(layout.summary_words),
-            .most_misses = static_cast<std::int32_t>(layout.most_misses),
-            .misses = reinterpret_cast<Miss*>(base + layout.misses),
-            .state = reinterpret_cast<ClaimState*>(base + layout.claim_state)};
   index_queries_ = {.values = reinterpret_cast<float*>(base + layout.index_values),
                     .weights = reinterpret_cast<float*>(base + layout.index_weights),
                     .heads = static_cast<std::int32_t>(layout.index_heads)};

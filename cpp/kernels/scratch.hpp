@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cache_manager/claim.cuh"
 #include "kernels/attend.hpp"
 #include "kernels/index_queries.hpp"
 #include "runtime/backend.hpp"
@@ -24,7 +23,6 @@ class Scratch {
   void* data() const { return buffer_.data(); }
   std::size_t bytes() const { return buffer_.bytes(); }
 
-  const ClaimView& claim() const { return claim_; }
   const IndexQueryView& index_queries() const { return index_queries_; }
   const AttendPartials& attend_partials() const { return attend_partials_; }
   LayerView* layers() const { return layers_; }
@@ -35,7 +33,6 @@ class Scratch {
 
   ScratchSizes sizes_;
   Buffer buffer_;
-  ClaimView claim_;
   IndexQueryView index_queries_;
   AttendPartials attend_partials_;
   LayerView* layers_;

@@ -36,6 +36,22 @@ __device__ inline T inclusive_warp_sum(T value) {
   return value;
 }
 
+/// A barrier of `threads` threads of the block; 0 is the one of __syncthreads.
+__device__ inline void meet(int barrier, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/// Likewise; whether `value` is true for any of them.
+__device__ inline bool meet_or(int barrier, int threads, bool value) {
+  int any = 0;
+  asm volatile(
+      "{ .reg .pred in, out; setp.ne.s32 in, %3, 0; barrier.red.or.pred out, %1, %2, in; selp.s32 %0, 1, 0, out; }"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(value ? 1 : 0)
+      : "memory");
+  return any != 0;
+}
+
 /// Sum of the values of the threads before this one; `total` becomes the sum over all. Called by
 /// all threads of a block of kThreads; `sums` is shared memory for kThreads / 32 numbers, free
 /// again after the call.

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "cache_manager/layer_view.hpp"
+#include "cache_manager/row_scores.hpp"
 
 namespace echo {
 
@@ -11,32 +13,40 @@ namespace echo {
 /// them
 ///   slot_of and host_of are inverse to each other,
 ///   stamp is kFree exactly where host_of is kNone,
-///   the histogram counts the slots by stamp, and `used` counts those that hold a row.
+///   the stack of free slots holds exactly those slots, each once.
 class CacheOps {
  public:
   explicit CacheOps(const LayerView& layer) : layer_(layer) {}
 
-  /// Starts a layer call: what is used from now on is stamped with `tick`. StateError if ticks go
-  /// back.
+  /// Starts a layer call: what is used from now on is stamped with `tick`. StateError if there is no
+  /// such tick.
   void begin(std::int32_t tick);
 
   /// Slot of a host row, kNone if it has none.
   std::int32_t lookup(std::int32_t host_row) const { return layer_.slot_of[host_row]; }
   /// Stamps the slot of a resident row, which protects it for the rest of this tick.
-  void protect(std::int32_t slot) { restamp(slot, tick_); }
+  void protect(std::int32_t slot) { layer_.stamp[slot] = tick_; }
 
-  /// Gives each of the host rows, distinct and not resident, a slot: a free one or one whose row
-  /// may be evicted. If the rows do not fit beside what is protected: StateError naming
-  /// `gpu_slots`, and nothing has changed.
-  void allocate(std::span<const std::int32_t> host_rows);
+  /// Gives each of the host rows, distinct and not resident, a slot: free ones first, then those
+  /// that the replacement rule gives away, judged by `scores`. If the rows do not fit beside what is
+  /// protected: StateError naming `gpu_slots`, and nothing has changed.
+  void allocate(std::span<const std::int32_t> host_rows, const RowScores& scores = {});
   /// Takes the slot of a host row away, if it has one. No data moves: the row is on the host.
   void release(std::int32_t host_row);
 
  private:
-  void restamp(std::int32_t slot, std::int32_t stamp);
-  /// Moves the clock hand to the next slot that `limit` lets go, over at most `left` slots.
-  std::int32_t next_victim(std::int32_t limit, std::int32_t& left);
+  struct Victim {
+    std::int32_t slot;
+    std::int32_t stamp;
+  };
+
+  /// `needed` slots in the order in which the rule gives them away; stamped, so that no window yields
+  /// one twice, but still mapped. Fewer where there are no more.
+  std::vector<Victim> choose_victims(std::int32_t needed, const RowScores& scores);
+  /// Moves the hand over the next `window` slots and takes the `quota` coldest of them.
+  void take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores, std::vector<Victim>& victims);
   void evict(std::int32_t slot);
+  void map(std::int32_t host_row, std::int32_t slot);
 
   LayerView layer_;
   std::int32_t tick_ = 0;

@@ -9,6 +9,7 @@
 #include "reference/attend.hpp"
 #include "reference/cache_ops.hpp"
 #include "reference/commit.hpp"
+#include "reference/owners.hpp"
 #include "reference/recall.hpp"
 #include "reference/score.hpp"
 #include "reference/select.hpp"
@@ -48,6 +49,7 @@ void CpuBackend::fill(void* device, int byte, std::size_t bytes) {
   }
 }
 
+void CpuBackend::begin(const BeginParams& params) { note_owners(params); }
 void CpuBackend::append(const AppendParams& params) { append_rows(pool_, params); }
 void CpuBackend::score(const ScoreParams& params) { score_rows(pool_, loops_.score, params); }
 void CpuBackend::select(const SelectParams& params) { select_rows(pool_, params); }

@@ -30,6 +30,7 @@ class CpuBackend final : public Backend {
   void fill(void* device, int byte, std::size_t bytes) override;
   void upload_control(void* device, const void* host, std::size_t bytes) override;
 
+  void begin(const BeginParams& params) override;
   void append(const AppendParams& params) override;
   void score(const ScoreParams& params) override;
   void select(const SelectParams& params) override;

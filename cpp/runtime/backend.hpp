@@ -48,11 +48,15 @@ class Backend {
   virtual void copy_to_device(void* device, const void* host, std::size_t bytes) = 0;
   virtual void copy_to_host(void* host, const void* device, std::size_t bytes) = 0;
   virtual void fill(void* device, int byte, std::size_t bytes) = 0;
+  /// The same as copy_to_host for counters, which may be read in the middle of a step: where it can, a backend does
+  /// not wait for verbs under way, and of what they change the old or the new values are read, word by word.
+  virtual void read_counters(void* host, const void* device, std::size_t bytes) { copy_to_host(host, device, bytes); }
 
   /// Starts a pass: uploads `bytes` of the control block. Returns before the copy is done; `host` may be reused.
   /// Throws what an earlier pass is known to have gone wrong with; nothing is uploaded then.
   virtual void upload_control(void* device, const void* host, std::size_t bytes) = 0;
 
+  virtual void begin(const BeginParams& params) = 0;
   virtual void append(const AppendParams& params) = 0;
   virtual void score(const ScoreParams& params) = 0;
   virtual void select(const SelectParams& params) = 0;

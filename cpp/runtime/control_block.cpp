@@ -47,7 +47,8 @@ std::size_t ControlBlock::bytes() const {
          sizeof(std::int32_t);
 }
 
-StepView ControlBlock::view(const std::int32_t* device, std::int32_t batch, std::int32_t query_rows) const {
+StepView ControlBlock::view(const std::int32_t* device, BlockOwner* owners, std::int32_t batch,
+                            std::int32_t query_rows) const {
   return StepView{.tick = device + layout_.tick,
                   .tokens = device + layout_.tokens,
                   .positions = device + layout_.positions,
@@ -55,7 +56,8 @@ StepView ControlBlock::view(const std::int32_t* device, std::int32_t batch, std:
                   .block_table = device + layout_.block_table,
                   .rows = batch * query_rows,
                   .query_rows = query_rows,
-                  .table_stride = layout_.table_stride};
+                  .table_stride = layout_.table_stride,
+                  .owners = owners};
 }
 
 }  // namespace echo

@@ -38,8 +38,8 @@ class ControlBlock {
   const void* data() const { return words_.data(); }
   /// Bytes that the current pass uses.
   std::size_t bytes() const;
-  /// The block as kernels see it, once it is uploaded to `device`.
-  StepView view(const std::int32_t* device, std::int32_t batch, std::int32_t query_rows) const;
+  /// The block as kernels see it, once it is uploaded to `device`; `owners` [host blocks] lies beside it.
+  StepView view(const std::int32_t* device, BlockOwner* owners, std::int32_t batch, std::int32_t query_rows) const;
 
  private:
   ControlLayout layout_;

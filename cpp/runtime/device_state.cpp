@@ -1,5 +1,8 @@
 #include "runtime/device_state.hpp"
 
+#include <algorithm>
+#include <numeric>
+
 namespace echo {
 namespace {
 /// All bits set: -1 as an integer ("none", "free"), NaN as a float ("unknown").
@@ -22,19 +25,22 @@ DeviceState::DeviceState(std::shared_ptr<Backend> backend, const Plan& plan, con
   kth_score_ = allocate("kth_score", kUnset);
   thresholds_ = allocate("thresholds", kUnset);
   control_ = allocate("control_block", kUnset);
+  owners_ = allocate("owners", kUnset);
   for (std::int32_t layer = 0; layer < plan.shape.layers; ++layer) {
     // Rows and keys start as NaN patterns: what was never written must never be read.
     buffers_.push_back({.slots = allocate("slots", kUnset),
                         .index_keys = allocate("index_keys", kUnset),
                         .slot_of = allocate("slot_of", kUnset),
                         .host_of = allocate("host_of", kUnset),
-                        .stamp = allocate("stamp", kUnset)});
+                        .stamp = allocate("stamp", kUnset),
+                        .free_slots = allocate("free_slots", kUnset)});
     const LayerBuffers& own = buffers_.back();
     views_.push_back({.pool = own.slots.data(),
                       .slab = pool.device_slab(layer),
                       .slot_of = own.slot_of.data<std::int32_t>(),
                       .host_of = own.host_of.data<std::int32_t>(),
                       .stamp = own.stamp.data<std::int32_t>(),
+                      .free_slots = own.free_slots.data<std::int32_t>(),
                       .index_keys = own.index_keys.data(),
                       .replacement = replacement_.data<ReplacementState>() + layer,
                       .counters = counters_.data<LayerCounters>() + layer,
@@ -44,10 +50,22 @@ DeviceState::DeviceState(std::shared_ptr<Backend> backend, const Plan& plan, con
                       .host_stride = plan.host_row_stride,
                       .index_block_bytes = plan.shape.index_block_bytes()});
   }
+  free_all_slots();
+}
+
+void DeviceState::free_all_slots() const {
+  const std::int32_t slots = views_.front().slots;
+  std::vector<std::int32_t> stack(static_cast<std::size_t>(slots));
+  std::iota(stack.rbegin(), stack.rend(), 0);
+  for (const LayerBuffers& layer : buffers_) {
+    backend_->copy_to_device(layer.free_slots.data(), stack.data(), layer.free_slots.bytes());
+  }
+  const std::vector<ReplacementState> replacement(views_.size(), {.hand = 0, .free = slots});
+  backend_->copy_to_device(replacement_.data(), replacement.data(), replacement_.bytes());
 }
 
 void DeviceState::forget_residency() const {
-  backend_->fill(replacement_.data(), 0, replacement_.bytes());
+  free_all_slots();
   for (const LayerBuffers& layer : buffers_) {
     for (const Buffer* map : {&layer.slot_of, &layer.host_of, &layer.stamp}) {
       backend_->fill(map->data(), kUnset, map->bytes());
@@ -74,15 +92,18 @@ void DeviceState::write_thresholds(std::int32_t session, const std::vector<float
 std::vector<LayerStats> DeviceState::read_stats() const {
   std::vector<LayerCounters> counters(views_.size());
   std::vector<ReplacementState> replacement(views_.size());
-  backend_->copy_to_host(counters.data(), counters_.data(), counters_.bytes());
-  backend_->copy_to_host(replacement.data(), replacement_.data(), replacement_.bytes());
+  backend_->read_counters(counters.data(), counters_.data(), counters_.bytes());
+  backend_->read_counters(replacement.data(), replacement_.data(), replacement_.bytes());
   std::vector<LayerStats> stats(views_.size());
   for (std::size_t i = 0; i < stats.size(); ++i) {
     stats[i] = {.hits = counters[i].hits,
                 .misses = counters[i].misses,
                 .evictions = counters[i].evictions,
                 .appended = counters[i].appended,
-                .used_slots = replacement[i].used};
+                .lost_races = counters[i].lost_races,
+                .recalled_bytes = counters[i].misses * views_[i].row_bytes,
+                // In the middle of a step more may have been asked of the stack than was there.
+                .used_slots = views_[i].slots - std::max(replacement[i].free, 0)};
   }
   return stats;
 }

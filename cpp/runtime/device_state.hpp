@@ -29,6 +29,8 @@ class DeviceState {
   /// [max_sessions, layers]
   float* thresholds() const { return thresholds_.data<float>(); }
   std::int32_t* control() const { return control_.data<std::int32_t>(); }
+  /// [host_blocks]
+  BlockOwner* owners() const { return owners_.data<BlockOwner>(); }
 
   /// Empties all pools: every row will be recalled anew. Ticks may start over.
   void forget_residency() const;
@@ -38,6 +40,7 @@ class DeviceState {
   void clear_thresholds(std::int32_t session) const;
   std::vector<float> read_thresholds(std::int32_t session) const;
   void write_thresholds(std::int32_t session, const std::vector<float>& values) const;
+  /// Does not wait for verbs under way where the backend can do without.
   std::vector<LayerStats> read_stats() const;
   CacheState read_layer(std::int32_t layer) const;
 
@@ -48,8 +51,11 @@ class DeviceState {
     Buffer slot_of;
     Buffer host_of;
     Buffer stamp;
+    Buffer free_slots;
   };
 
+  /// Puts all slots on the stacks of free ones, the first on top.
+  void free_all_slots() const;
   float* thresholds_of(std::int32_t session) const {
     return thresholds() + static_cast<std::size_t>(session) * views_.size();
   }
@@ -64,6 +70,7 @@ class DeviceState {
   Buffer kth_score_;
   Buffer thresholds_;
   Buffer control_;
+  Buffer owners_;
   std::vector<LayerView> views_;
 };
 

@@ -33,34 +33,28 @@ void ForwardPass::attention(std::int32_t layer, const LayerInputs& in, const Arr
     state_->check_selected();
   }
   state_->check_attend(in.q, out);
-  append(layer, in.kv, in.index_key);
-  for (const RowBlock block : blocks()) {
-    if (in.index_q) {
-      score(layer, in.index_q, in.index_weights, block);
-      select(layer, block);
+  state_->require_not_appended(layer);
+  // While decoding, new rows need slots like the rows that are recalled: one call gives both.
+  const bool with_recall = !is_prefill() && blocks().size() == 1;
+  const Array later = with_recall ? in.kv : Array{};
+  state_->append(layer, with_recall ? Array{} : in.kv, in.index_key);
+  for (const RowBlock rows : blocks()) {
+    const BlockView block = state_->view_of(rows);
+    if (selects) {
+      state_->score(layer, in.index_q, in.index_weights, block);
+      state_->select(layer, block);
     }
-    recall(layer, block);
-    attend(layer, in.q, in.scale, out, block);
+    state_->recall(layer, block, state_->selection_of(block), later);
+    state_->attend(layer, in.q, in.scale, out, block);
   }
 }
 
 void ForwardPass::append(std::int32_t layer, const Array& kv, const Array& index_key) {
   State& s = *state_;
   s.require_layer(layer);
-  if (s.appended[static_cast<std::size_t>(layer)]) {
-    throw StateError("layer: " + std::to_string(layer) + " was appended to already in this pass");
-  }
+  s.require_not_appended(layer);
   s.check_append(kv, index_key);
-  s.backend.append({.layer = s.device.layer(layer),
-                    .step = s.step,
-                    .shape = s.shape,
-                    .kv = kv.data,
-                    .kv_dtype = kv.dtype,
-                    .index_key = index_key.data,
-                    .index_key_dtype = index_key.dtype,
-                    .to_slots = !s.prefill});
-  s.appended[static_cast<std::size_t>(layer)] = true;
-  s.keyed[static_cast<std::size_t>(layer)] = static_cast<bool>(index_key);
+  s.append(layer, kv, index_key);
 }
 
 void ForwardPass::score(std::int32_t layer, const Array& index_q, const Array& index_weights, RowBlock block) {
@@ -75,17 +69,17 @@ void ForwardPass::score(std::int32_t layer, const Array& index_q, const Array& i
     throw StateError("index_key: layer " + std::to_string(layer) +
                      " was appended to without index keys and cannot be scored");
   }
-  s.backend.score({.layer = s.device.layer(layer),
-                   .step = s.step,
-                   .block = view,
-                   .shape = s.shape,
-                   .index_q = index_q.data,
-                   .index_q_dtype = index_q.dtype,
-                   .index_weights = index_weights.as<const float>(),
-                   .scores = s.device.scores(),
-                   .score_stride = s.plan.config.max_context});
-  s.scored_layer = layer;
-  s.scored_block = view.tick_offset;
+  s.score(layer, index_q, index_weights, view);
+}
+
+Array ForwardPass::scores(RowBlock block) const {
+  const State& s = *state_;
+  s.require_active();
+  if (s.scored_block != s.view_of(block).tick_offset) {
+    throw StateError("block: the last score was not of rows " + std::to_string(block.first) + " + " +
+                     std::to_string(block.count));
+  }
+  return {s.device.scores(), DType::f32, {block.count, s.plan.config.max_context}};
 }
 
 Array ForwardPass::select(std::int32_t layer, RowBlock block) {
@@ -95,23 +89,15 @@ Array ForwardPass::select(std::int32_t layer, RowBlock block) {
   if (s.scored_layer != layer || s.scored_block != view.tick_offset) {
     throw StateError("layer: the last score was not of layer " + std::to_string(layer) + " and this block");
   }
-  s.backend.select({.step = s.step,
-                    .block = view,
-                    .shape = s.shape,
-                    .scores = s.device.scores(),
-                    .score_stride = s.plan.config.max_context,
-                    .selection = s.device.selection(),
-                    .kth_score = s.device.kth_score() + layer * s.plan.pass_rows});
-  s.selected[static_cast<std::size_t>(view.tick_offset)] = true;
-  const std::int64_t offset = static_cast<std::int64_t>(block.first) * s.shape.top_k;
-  return {s.device.selection() + offset, DType::i32, {block.count, s.shape.top_k}};
+  s.select(layer, view);
+  return {s.selection_of(view), DType::i32, {block.count, s.shape.top_k}};
 }
 
 Array ForwardPass::recall(std::int32_t layer, RowBlock block, const Array& selection) {
   State& s = *state_;
   s.require_layer(layer);
   const BlockView view = s.view_of(block);
-  const std::int32_t* positions = s.device.selection() + static_cast<std::int64_t>(block.first) * s.shape.top_k;
+  const std::int32_t* positions = s.selection_of(view);
   if (selection) {
     require_array("selection", selection, {DType::i32}, {block.count, s.shape.top_k});
     positions = selection.as<const std::int32_t>();
@@ -121,14 +107,7 @@ Array ForwardPass::recall(std::int32_t layer, RowBlock block, const Array& selec
   if (!s.appended[static_cast<std::size_t>(layer)]) {
     throw StateError("layer: " + std::to_string(layer) + " must be appended to before rows are recalled");
   }
-  s.backend.recall({.layer = s.device.layer(layer),
-                    .step = s.step,
-                    .block = view,
-                    .shape = s.shape,
-                    .selection = positions,
-                    .slots = s.device.selected_slots()});
-  s.recalled_layer = layer;
-  s.recalled_block = view.tick_offset;
+  s.recall(layer, view, positions, {});
   return {s.device.selected_slots(), DType::i32, {block.count, s.shape.top_k}};
 }
 
@@ -140,16 +119,7 @@ void ForwardPass::attend(std::int32_t layer, const Array& q, float scale, const 
   if (s.recalled_layer != layer || s.recalled_block != view.tick_offset) {
     throw StateError("layer: the last recall was not of layer " + std::to_string(layer) + " and this block");
   }
-  s.backend.attend({.layer = s.device.layer(layer),
-                    .block = view,
-                    .shape = s.shape,
-                    .q = q.data,
-                    .q_dtype = q.dtype,
-                    .scale = scale,
-                    .slots = s.device.selected_slots(),
-                    .out = out.data,
-                    .out_dtype = out.dtype,
-                    .splits = static_cast<std::int32_t>(s.plan.config.attention_splits)});
+  s.attend(layer, q, scale, out, view);
 }
 
 std::shared_ptr<const void> ForwardPass::keep_alive() const { return state_->memory; }

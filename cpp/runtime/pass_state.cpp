@@ -45,11 +45,13 @@ ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> 
 }
 
 void ForwardPass::State::begin() {
+  backend.begin({.step = step, .host_blocks = plan.host_blocks});
   active = true;
   appended.assign(static_cast<std::size_t>(layers()), false);
   keyed.assign(static_cast<std::size_t>(layers()), false);
   selected.assign(blocks.size(), false);
   scored_layer = scored_block = recalled_layer = recalled_block = kNone;
+  ranked = false;
 }
 
 void ForwardPass::State::finish() {
@@ -123,6 +125,12 @@ void ForwardPass::State::check_attend(const Array& q, const Array& out) const {
   }
   require_array("q", q, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, plan.shape.row_dim()});
   require_array("out", out, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, shape.latent_dim});
+}
+
+void ForwardPass::State::require_not_appended(std::int32_t layer) const {
+  if (appended[static_cast<std::size_t>(layer)]) {
+    throw StateError("layer: " + std::to_string(layer) + " was appended to already in this pass");
+  }
 }
 
 }  // namespace echo

@@ -32,11 +32,12 @@ struct ForwardPass::State {
   std::vector<RowBlock> blocks;
 
   bool active = false;         ///< between begin() and finish(): verbs may be called
-  std::vector<bool> appended;  ///< [layers]
-  std::vector<bool> keyed;     ///< [layers] index keys were appended too
+  std::vector<bool> appended;  ///< [layers] rows were
+  std::vector<bool> keyed;     ///< [layers] index keys were
   std::vector<bool> selected;  ///< [blocks] the selection buffer holds this block's selection
   std::int32_t scored_layer = kNone;
   std::int32_t scored_block = kNone;
+  bool ranked = false;  ///< the last score was selected from
   std::int32_t recalled_layer = kNone;
   std::int32_t recalled_block = kNone;
 
@@ -56,6 +57,20 @@ struct ForwardPass::State {
   void check_score(const Array& index_q, const Array& index_weights) const;
   void check_selected() const;
   void check_attend(const Array& q, const Array& out) const;
+  void require_not_appended(std::int32_t layer) const;
+
+  // The verbs, once all is checked. An absent kv or index_key is not appended.
+  void append(std::int32_t layer, const Array& kv, const Array& index_key);
+  void score(std::int32_t layer, const Array& index_q, const Array& index_weights, const BlockView& block);
+  void select(std::int32_t layer, const BlockView& block);
+  /// With `kv`, which takes the whole pass in one block, appends it too.
+  void recall(std::int32_t layer, const BlockView& block, const std::int32_t* positions, const Array& kv);
+  void attend(std::int32_t layer, const Array& q, float scale, const Array& out, const BlockView& block);
+
+  /// The place of a block's first row in the selections of the pass.
+  std::int32_t* selection_of(const BlockView& block) const {
+    return device.selection() + static_cast<std::int64_t>(block.first) * shape.top_k;
+  }
 };
 
 }  // namespace echo

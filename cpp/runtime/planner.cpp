@@ -109,7 +109,8 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("slot_of", rows * 4, layers, product(rows, "host rows", 4, "B"));
   device("host_of", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("stamp", slots * 4, layers, product(slots, "slots", 4, "B"));
-  device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1, "clock hands, histograms");
+  device("free_slots", slots * 4, layers, product(slots, "slots", 4, "B"));
+  device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1, "hands, counts of free slots");
   device("counters", static_cast<std::int64_t>(sizeof(LayerCounters)) * layers, 1, "hits, misses, evictions");
   device("scores", plan.block_rows * plan.config.max_context * 4, 1,
          product(plan.block_rows, "query rows", plan.config.max_context, "tokens x 4 B"));
@@ -119,6 +120,8 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("kth_score", layers * plan.pass_rows * 4, 1, product(layers, "layers", plan.pass_rows, "rows x 4 B"));
   device("thresholds", config.max_sessions * layers * 4, 1,
          product(config.max_sessions, "sessions", layers, "layers x 4 B"));
+  device("owners", plan.host_blocks * static_cast<std::int64_t>(sizeof(BlockOwner)), 1,
+         product(plan.host_blocks, "blocks", sizeof(BlockOwner), "B"));
   // The CPU backend takes its working memory as it goes; builds without CUDA do not know the GPU's.
   if (config.device.starts_with("cuda")) {
     if (const auto scratch = static_cast<std::int64_t>(cuda_scratch_bytes(scratch_sizes(plan))); scratch > 0) {

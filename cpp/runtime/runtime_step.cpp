@@ -12,7 +12,7 @@ namespace echo {
 void RuntimeImpl::DeletePass::operator()(ForwardPass* pass) const { delete pass; }
 
 RuntimeImpl::PassPointer RuntimeImpl::make_pass(std::int32_t batch, std::int32_t query_rows, bool prefill) {
-  const StepView step = control_.view(state_->control(), batch, query_rows);
+  const StepView step = control_.view(state_->control(), state_->owners(), batch, query_rows);
   return PassPointer(new ForwardPass(std::make_unique<ForwardPass::State>(*backend_, state_, plan_, step, prefill)));
 }
 

@@ -3,11 +3,11 @@
 namespace echo {
 
 std::int64_t RuntimeStats::recalled_bytes() const {
-  std::int64_t rows = 0;
+  std::int64_t bytes = 0;
   for (const LayerStats& layer : layers) {
-    rows += layer.misses;
+    bytes += layer.recalled_bytes;
   }
-  return rows * row_bytes;
+  return bytes;
 }
 
 double RuntimeStats::hit_rate() const {

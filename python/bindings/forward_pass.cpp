@@ -61,6 +61,10 @@ void score(const PassHandle& self, std::int32_t layer, nb::handle index_q, nb::h
   self.get().score(layer, q.array, weights.array, rows);
 }
 
+nb::object scores(const PassHandle& self, const Block& block) {
+  return out_array(self, self.get().scores(block_of(self.get(), block)));
+}
+
 nb::object select(const PassHandle& self, std::int32_t layer, const Block& block) {
   const RowBlock rows = block_of(self.get(), block);
   Array selection;
@@ -183,6 +187,12 @@ void register_forward_pass(nb::module_& module) {
            "Args:\n    layer: layer of the model.\n    index_q: [rows, index_heads, index_dim], of the whole pass.\n"
            "    index_weights: float32 [rows, index_heads], constant factors folded in.\n"
            "    block: one of `blocks`; may be left out if there is only one.")
+      .def("scores", &scores, "block"_a = nb::none(),
+           "What the last score, which has to be of this block, left: float32 [rows of the block, max_context].\n\n"
+           "Of a row at position p columns 0 to p hold scores and what lies behind anything, of a padding row all.\n"
+           "Valid until the next score; also after `attention`, for the last of its blocks.\n\n"
+           "Args:\n    block: one of `blocks`; may be left out if there is only one.\n\n"
+           "Raises:\n    StateError: `block` was not scored last, or nothing was in this pass.")
       .def("select", &select, "layer"_a, "block"_a = nb::none(),
            "The exact top-k of the last score: int32 [rows of the block, top_k], ascending positions, then -1.\n\n"
            "Ties go to the smaller position; NaN ranks below -inf. Valid until the next select of these rows.")
@@ -198,6 +208,7 @@ void register_forward_pass(nb::module_& module) {
       .def("attention", &attention, "layer"_a, nb::kw_only(), "kv"_a.none(), "q"_a.none(), "scale"_a, "out"_a.none(),
            "index_key"_a = nb::none(), "index_q"_a = nb::none(), "index_weights"_a = nb::none(),
            "The whole layer: append, then score, select, recall and attend for each block.\n\n"
+           "While decoding, rows are appended together with the recall: a launch less than by the verbs one by one.\n"
            "Without index_key, index_q and index_weights the layer attends to the selection of the last layer that "
            "had one.");
 }

@@ -13,10 +13,12 @@ namespace echo::python {
 
 void register_stats(nb::module_& module) {
   nb::class_<LayerStats>(module, "LayerStats", "Counters of one layer's GPU pool since construction.")
-      .def_ro("hits", &LayerStats::hits, "Selected rows that were in a slot.")
+      .def_ro("hits", &LayerStats::hits, "Entries of selections for which nothing had to be fetched.")
       .def_ro("misses", &LayerStats::misses, "Rows fetched from the host.")
       .def_ro("evictions", &LayerStats::evictions, "Slots that were taken from another row.")
       .def_ro("appended", &LayerStats::appended, "Rows of new tokens written to a slot and to the host.")
+      .def_ro("lost_races", &LayerStats::lost_races, "Hits whose row was just being fetched for another entry.")
+      .def_ro("recalled_bytes", &LayerStats::recalled_bytes, "Bytes of the rows fetched.")
       .def_ro("used_slots", &LayerStats::used_slots, "Slots that hold a row now.");
   nb::class_<RuntimeStats>(module, "RuntimeStats", "What a runtime did so far.")
       .def_ro("layers", &RuntimeStats::layers)

@@ -234,7 +234,11 @@ class Runtime:
         return self._core.free_host_tokens
 
     def stats(self) -> RuntimeStats:
-        """Counters since construction. Waits for steps in flight: not for every step."""
+        """Counters since construction.
+
+        On a GPU, steps that are still running are not waited for: their part may be missing, or be counted in part.
+        After `synchronize` the counters are exact.
+        """
         return self._core.stats()
 
     def cache_state(self, layer: int) -> dict[str, Any]:

@@ -23,6 +23,10 @@ def test_wheel_holds_everything() -> None:
         r"echo/lib/libecho\.so",
         r"echo/include/echo/runtime\.hpp",
         r"echo/lib/cmake/echo/echo-config\.cmake",
+        r"echo/data/tiny_dsa/config\.json",
+        r"echo/data/tiny_dsa/model\.safetensors",
+        r"echo/data/tiny_dsa/tokenizer\.json",
+        r"echo/data/tiny_dsa/tokenizer_config\.json",
     ):
         assert any(re.fullmatch(pattern, f) for f in files), f"{pattern} is not in the wheel: {files}"
 

@@ -16,6 +16,7 @@ import echo
 
 def free_state(runtime: echo.Runtime) -> tuple:
     """What must return to its start when sessions go."""
+    runtime.synchronize()
     stats = runtime.stats()
     return stats.sessions, stats.free_host_tokens, [layer.used_slots for layer in stats.layers]
 

@@ -109,6 +109,8 @@ def test_a_pass_is_refused_after_its_forward(make_rig, device):
                 call(p, verb, 0, good)
         with pytest.raises(echo.StateError, match="^pass: "):
             p.select(0)
+        with pytest.raises(echo.StateError, match="^pass: "):
+            p.scores()
     rig.check()
 
 

@@ -90,7 +90,7 @@ def test_row_bytes_have_one_source_and_prompts_any_length(make_rig, name):
     """Pitfall 6: sizes, strides and views agree for every row size; prompts need be no multiple of 64."""
     expected, shape = ROW_BYTES[name]
     rig = make_rig(shape, host_row_stride=expected + 48)
-    assert shape.row_bytes == rig.runtime.stats().row_bytes == expected
+    assert shape.row_bytes == rig.stats().row_bytes == expected
     rng = np.random.default_rng(1)
     for length in (1, 63, 64, 65, 127, 129):
         pair = rig.open(length + 3)
@@ -189,7 +189,7 @@ def test_byte_offsets_beyond_2_to_the_31_reach_their_rows(make_rig):
         rig.step([(low, token)])
     middle.close()
     rig.check()
-    assert rig.runtime.stats().layers[0].misses > 50
+    assert rig.stats().layers[0].misses > 50
 
 
 def test_score_offsets_beyond_2_to_the_31_bytes(make_rig):

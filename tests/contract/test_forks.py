@@ -127,9 +127,9 @@ def test_shared_rows_are_fetched_once_and_have_one_slot(make_rig, device):
             p.append(layer, x.kv, x.index_key)
             slots.append(torch.from_dlpack(p.recall(layer, want)).clone())
 
-    before = rig.runtime.stats().layers
+    before = rig.stats().layers
     rig.runtime.step(echo.Batch([fork.session for fork in forks], [1, 2, 3, 4]), forward)
-    for layer, (old, new) in enumerate(zip(before, rig.runtime.stats().layers, strict=True)):
+    for layer, (old, new) in enumerate(zip(before, rig.stats().layers, strict=True)):
         assert (new.misses - old.misses, new.hits - old.hits) == (16, 48)
         assert all(torch.equal(slots[layer][0], row) for row in slots[layer])
     check_cache(rig.runtime, [fork.session for fork in forks] + [source.session])

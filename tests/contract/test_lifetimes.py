@@ -50,10 +50,10 @@ def test_dropping_an_export_gives_its_rows_back(make_rig):
     del kv
     with pytest.raises(echo.CapacityError, match="^max_tokens: "):
         rig.open(256)  # one array of it is enough
-    assert rig.runtime.stats().free_host_tokens == rig.runtime.free_host_tokens == 0
+    assert rig.stats().free_host_tokens == rig.runtime.free_host_tokens == 0
     del view
     assert rig.runtime.free_host_tokens == 256
-    assert rig.runtime.stats().free_host_tokens == 256
+    assert rig.stats().free_host_tokens == 256
     rig.open(256)
 
 

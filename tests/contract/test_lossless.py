@@ -77,7 +77,7 @@ def test_offloaded_is_resident_bit_for_bit(make_rig, name, dtype):
     script = Script(seed=len(name))
     resident = make_rig(shape, model={"dtype": dtype}, gpu_slots=2048)
     expected = script.play(resident, verify=True)
-    assert sum(layer.evictions for layer in resident.runtime.stats().layers) == 0
+    assert sum(layer.evictions for layer in resident.stats().layers) == 0
     resident.check()
     least = resident.runtime.plan.minimum_slots
     for slots, captured in ((0, False), (0, True), (2 * least, False), (2048, True)):
@@ -86,8 +86,8 @@ def test_offloaded_is_resident_bit_for_bit(make_rig, name, dtype):
             assert_same_bits(given, wanted)
         rig.check()
         if slots == 0:
-            assert rig.runtime.stats().hit_rate < resident.runtime.stats().hit_rate
-            assert all(layer.evictions > 100 for layer in rig.runtime.stats().layers)
+            assert rig.stats().hit_rate < resident.stats().hit_rate
+            assert all(layer.evictions > 100 for layer in rig.stats().layers)
 
 
 def test_host_mirrors_thresholds_and_books_are_right_after_every_event(make_rig):
@@ -196,7 +196,7 @@ def test_two_workers_with_the_same_inputs_do_the_same(make_rig):
     first, second = (script.play(rig) for rig in rigs)
     for given, wanted in zip(first, second, strict=True):
         assert_same_bits(given, wanted)
-    for a, b in zip(*(rig.runtime.stats().layers for rig in rigs), strict=True):
+    for a, b in zip(*(rig.stats().layers for rig in rigs), strict=True):
         assert a.appended == b.appended
         if rigs[0].kind == "cpu":  # a GPU's threads race for victims
             assert (a.hits, a.misses, a.evictions, a.used_slots) == (b.hits, b.misses, b.evictions, b.used_slots)

@@ -34,14 +34,14 @@ def test_a_paused_session_gives_up_its_slots_and_comes_back_with_the_same_bits(m
     for turn in range(18):
         assert_steps_agree(rig, plain, [(pair, twin, turn), (other, other_twin, 60 - turn)], how)
         if turn % 3 == 0:
-            before, own, counted = resident_rows(rig.runtime), own_rows(rig, pair), rig.runtime.stats()
+            before, own, counted = resident_rows(rig.runtime), own_rows(rig, pair), rig.stats()
             rig.pause(pair)
             assert all(rows & own for rows in before)
             assert resident_rows(rig.runtime) == [rows - own for rows in before]
             rig.pause(pair)  # as good as once
             assert pair.session.paused and pair.session.length == twin.session.length and not pair.session.closed
             assert "paused" in repr(pair.session)
-            assert rig.runtime.stats().free_host_tokens == counted.free_host_tokens
+            assert rig.stats().free_host_tokens == counted.free_host_tokens
             rig.check()
             assert_steps_agree(rig, plain, [(other, other_twin, turn)], how)
             rig.check()
@@ -100,11 +100,11 @@ def test_a_paused_fork_leaves_shared_rows_to_those_that_run(make_both):
     assert all(rows & shared for rows in before)
     rig.pause(child)
     assert all(new & shared == old & shared for old, new in zip(before, resident_rows(rig.runtime), strict=True))
-    resident, counted = resident_rows(rig.runtime), rig.runtime.stats().layers
+    resident, counted = resident_rows(rig.runtime), rig.stats().layers
     results = rig.step([(parent, 9)])
     assert_same_bits(results, plain.step([(twins[0], 9)], verify=False))
     new_row = host_row_of(parent.session, 146)
-    for layer, (old, new) in enumerate(zip(counted, rig.runtime.stats().layers, strict=True)):
+    for layer, (old, new) in enumerate(zip(counted, rig.stats().layers, strict=True)):
         wanted = {host_row_of(parent.session, position) for position in results[1][0, layer].tolist()}
         assert new.misses - old.misses == len(wanted - resident[layer] - {new_row})  # what it had was still there
     rig.pause(parent)

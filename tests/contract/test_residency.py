@@ -69,9 +69,9 @@ def test_rows_selected_several_times_are_fetched_once(make_rig, device):
     slots: list[torch.Tensor] = []
     forward = recall_only(rig, want.to(device), slots)
     batch = echo.Batch([a.session, b.session], [[1, 2, 3, 4], [5, 6, 7, 8]])
-    counted = rig.runtime.stats().layers
+    counted = rig.stats().layers
     rig.runtime.step(batch, forward)
-    after = rig.runtime.stats().layers
+    after = rig.stats().layers
     for layer in range(3):
         distinct = {}
         for row in range(8):
@@ -89,9 +89,9 @@ def test_rows_selected_several_times_are_fetched_once(make_rig, device):
     rig.check(thresholds=False)
     # The same step once more finds everything: nothing is fetched.
     slots.clear()
-    counted = rig.runtime.stats().layers
+    counted = rig.stats().layers
     rig.runtime.step(batch, forward)
-    for old, new in zip(counted, rig.runtime.stats().layers, strict=True):
+    for old, new in zip(counted, rig.stats().layers, strict=True):
         assert (new.misses - old.misses, new.hits - old.hits) == (0, want.numel())
 
 
@@ -116,7 +116,7 @@ def test_state_moves_with_a_session_to_another_batch_row(make_rig):
         assert_same_bits(here, (there[0][order], there[1][order]))
     for old, new in zip(*pairs, strict=True):
         np.testing.assert_array_equal(fixed.runtime.thresholds(old.session), moving.runtime.thresholds(new.session))
-    for old, new in zip(fixed.runtime.stats().layers, moving.runtime.stats().layers, strict=True):
+    for old, new in zip(fixed.stats().layers, moving.stats().layers, strict=True):
         assert (old.hits, old.misses, old.appended) == (new.hits, new.misses, new.appended)
     # One at a time, through the size for two, in the last row and the first.
     for rig, own in zip((fixed, moving), pairs, strict=True):
@@ -138,7 +138,7 @@ def test_the_smallest_pool_is_enough_for_every_step(make_rig):
         chosen = pairs[:4] if step % 2 else pairs[4:]
         rig.step([(pair, rng.integers(61, size=2).tolist()) for pair in chosen])
         check_cache(rig.runtime, [pair.session for pair in pairs])
-    stats = rig.runtime.stats()
+    stats = rig.stats()
     assert all(layer.used_slots <= 136 and layer.evictions > 1000 for layer in stats.layers)
     rig.check()
 
@@ -172,10 +172,60 @@ def test_rows_used_lately_stay(make_rig):
     for _ in range(2):  # the first round fetches, then 32 rows fit into 64 slots for ever
         for want in sets:
             rig.runtime.step(echo.Batch([pair.session], [1]), recall_only(rig, want.to(rig.model.device), slots))
-    before = rig.runtime.stats().layers
-    for _ in range(12):
+    before = rig.stats().layers
+    for _ in range(40):  # new rows come all the time, and those that are never used again make room
         for want in sets:
             rig.runtime.step(echo.Batch([pair.session], [1]), recall_only(rig, want.to(rig.model.device), slots))
-    for old, new in zip(before, rig.runtime.stats().layers, strict=True):
+    for old, new in zip(before, rig.stats().layers, strict=True):
         assert new.misses == old.misses, "rows of a working set half the pool's size were evicted"
-        assert new.hits - old.hits == 24 * 16
+        assert new.hits - old.hits == 80 * 16
+        assert new.evictions - old.evictions == 80
+
+
+def test_nothing_is_evicted_while_slots_are_free(make_rig):
+    """What sessions that close or pause leave is used up before anybody's rows go."""
+    rig = make_rig(small_shape(), model={"integers": True}, max_batch=2, gpu_slots=160)
+    rng = np.random.default_rng(12)
+    stays = rig.open(256)
+    rig.prefill(stays, rng.integers(61, size=60).tolist(), verify=False)
+    for _ in range(6):
+        guest = rig.open(256)
+        rig.prefill(guest, rng.integers(61, size=20).tolist(), verify=False)
+        for _ in range(8):
+            before = rig.stats().layers
+            rig.step([(stays, int(rng.integers(61))), (guest, int(rng.integers(61)))])
+            for old, new in zip(before, rig.stats().layers, strict=True):
+                got = new.misses - old.misses + new.appended - old.appended
+                assert new.used_slots == min(160, old.used_slots + got)
+                assert new.evictions - old.evictions == old.used_slots + got - new.used_slots
+        rig.close(guest)
+    rig.check(thresholds=False)
+    assert all(layer.evictions < 6 * 8 for layer in rig.stats().layers)
+
+
+def test_scores_decide_which_rows_stay(make_rig):
+    """Of the rows that a step does not use, those furthest below its k-th score go, whenever they were used last."""
+    rig = make_rig(small_shape(layers=1, top_k=8), fused=True, max_batch=1, gpu_slots=64)
+    pair = rig.open(512)
+    rig.prefill(pair, [(7 * i) % 61 for i in range(300)], verify=False)
+    rng = np.random.default_rng(13)
+
+    def held() -> set[int]:
+        """Positions of the rows that have a slot."""
+        position_of = {host_row_of(pair.session, p): p for p in range(pair.session.length)}
+        return {position_of[row] for row in rig.runtime.cache_state(0)["host_of"].tolist() if row != -1}
+
+    gone_scores, kept_scores = [], []
+    for _ in range(60):
+        before = held()
+        _, selections = rig.step([(pair, int(rng.integers(61)))])
+        after = held()
+        scores = pair.oracle.layers[0].scores[-1]
+        gone, kept = before - after, (before & after) - set(selections[0, 0].tolist())
+        gone_scores += scores[sorted(gone)].tolist()
+        kept_scores += scores[sorted(kept)].tolist()
+        if gone and rig.kind == "cpu":  # in 64 steps from the k-th score to the farthest
+            grain = (np.sort(scores)[-8] - scores[sorted(gone | kept)].min()) / 63
+            assert scores[sorted(gone)].max() <= scores[sorted(kept)].min() + grain
+    assert len(gone_scores) > 60
+    assert np.median(gone_scores) < np.quantile(kept_scores, 0.1)

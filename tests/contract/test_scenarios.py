@@ -298,9 +298,11 @@ class Scenario:
         check_cache(self.runtime, sessions)
         for life in self.lives:
             self.check_mirror(life)
+        self.plain.synchronize()
         assert all(layer.evictions == 0 for layer in self.plain.stats().layers)
         for life in self.lives:
             life.session.close()
+        self.runtime.synchronize()
         stats = self.runtime.stats()
         assert (stats.sessions, stats.free_host_tokens) == (0, stats.host_tokens)
         assert all(layer.used_slots == 0 for layer in stats.layers)

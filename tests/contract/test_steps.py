@@ -66,7 +66,7 @@ def test_padding_rows_write_minus_one_and_zero_and_change_nothing(make_rig):
     rig = make_rig(small_shape())
     pair = rig.open(128)
     rig.prefill(pair, [(3 * i) % 61 for i in range(70)])
-    before, counters = snapshot(rig.runtime), rig.runtime.stats()
+    before, counters = snapshot(rig.runtime), rig.stats()
     rig.runtime.capture(rig.model, [4])
     assert_same_state(before, snapshot(rig.runtime))  # warming up changes nothing either
     for batch in (echo.Batch(), echo.Batch([], [])):
@@ -75,7 +75,7 @@ def test_padding_rows_write_minus_one_and_zero_and_change_nothing(make_rig):
         padded_outputs, padded_selections = rig.model.last[4]
         assert (padded_selections == -1).all() and (padded_outputs == 0.0).all()
     assert_same_state(before, snapshot(rig.runtime))
-    after = rig.runtime.stats()
+    after = rig.stats()
     assert after.steps == counters.steps + 2
     for old, new in zip(counters.layers, after.layers, strict=True):
         assert (old.hits, old.misses, old.appended) == (new.hits, new.misses, new.appended)

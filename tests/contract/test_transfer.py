@@ -49,7 +49,7 @@ def test_a_session_goes_on_in_another_runtime(make_rig, name, length):
 
 def fragmented(rig, tokens: int):
     """A session whose blocks lie in several runs."""
-    spacers = [rig.open(64) for _ in range(rig.runtime.stats().free_host_tokens // 64)]
+    spacers = [rig.open(64) for _ in range(rig.stats().free_host_tokens // 64)]
     for spacer in spacers[::2]:
         rig.close(spacer)
     pair = rig.open(tokens)

@@ -190,7 +190,7 @@ def test_a_cut_that_needs_a_block_where_none_is_free_changes_nothing(make_rig, l
     child = rig.fork(parent)
     rig.step([(parent, 3), (child, 4)])
     filler = rig.open(256)
-    assert rig.runtime.stats().free_host_tokens == 0
+    assert rig.stats().free_host_tokens == 0
     before = everything(rig)
     needed = 2 - length // 64
     for pair in (child, parent):

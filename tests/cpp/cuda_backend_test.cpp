@@ -61,12 +61,7 @@ TEST_F(CudaBackendTest, VerbsWantToBePreparedFor) {
   const auto cpu = make_cpu_backend(1);
   const auto backend = make_cuda_backend(0, RuntimeConfig{});
   World world(*cpu, shape, sizes);
-  RecallParams params{.layer = world.layer(),
-                      .step = world.step(),
-                      .block = world.all_rows(),
-                      .shape = shape,
-                      .selection = world.selection.data(),
-                      .slots = world.slots.data()};
+  const RecallParams params = world.recall_params(world.all_rows());
   EXPECT_THROW(backend->recall(params), StateError);
   const ScratchSizes prepared{.shape = shape,
                               .layers = 1,
@@ -90,7 +85,7 @@ TEST_F(CudaBackendTest, VerbsWantToBePreparedFor) {
 /// Scores in `world.scores` select, the selection is recalled.
 void select_and_recall(World& world) {
   world.select(world.all_rows());
-  world.recall(world.all_rows());
+  world.recall(world.all_rows(), true);
 }
 
 TEST_F(CudaBackendTest, AReplayedGraphDoesWhatEagerCallsDo) {
@@ -112,8 +107,19 @@ TEST_F(CudaBackendTest, AReplayedGraphDoesWhatEagerCallsDo) {
     });
     select_and_recall(pair.cpu);
     replay();
-    ASSERT_EQ(pair.gpu.slots.read(), pair.cpu.slots.read());
-    ASSERT_EQ(pair.gpu.state(), pair.cpu.state());
+    ASSERT_EQ(pair.gpu.recalled_rows(), pair.cpu.recalled_rows());
+    pair.expect_same_results();
+  }
+}
+
+TEST_F(CudaBackendTest, BeginNamesTheOwnersOfBlocksLikeTheCpu) {
+  const ShapeView shape = shape_of(RowFormat::raw);
+  Pair pair(shape, {.batch = 3, .query_rows = 2, .table_stride = 70});
+  for (const std::vector<std::int32_t>& positions : {std::vector<std::int32_t>{63, 64, kNone, kNone, 0, kNone},
+                                                     {4478, 4479, 100, 101, 2000, 2001},
+                                                     {kNone, kNone, kNone, kNone, kNone, kNone}}) {
+    pair.both([&](World& world) { world.begin(1, positions); });
+    EXPECT_EQ(pair.gpu.owners.read(), pair.cpu.owners.read());
   }
 }
 
@@ -183,13 +189,14 @@ TEST_F(CudaBackendTest, ReleaseOfManyRuns) {
     runs.push_back({0, 200});
     world.backend.release({&layer, 1}, runs);
   });
-  EXPECT_EQ(pair.gpu.state(), pair.cpu.state());
+  pair.expect_same_state();
   const LayerView layer = pair.gpu.layer();
   const RowRun outside[] = {{static_cast<std::int32_t>(layer.host_rows) - 1, 2}};
   EXPECT_THROW(pair.gpu_backend->release({&layer, 1}, outside), InvalidArgument);
   const RowRun everything[] = {{0, static_cast<std::int32_t>(layer.host_rows)}};
   pair.gpu_backend->release({&layer, 1}, everything);
-  EXPECT_EQ(std::ranges::count(pair.gpu.stamp.read(), kFree), sizes.slots);
+  EXPECT_TRUE(pair.gpu.resident_rows().empty());
+  pair.gpu.check();
 }
 
 TEST_F(CudaBackendTest, DevicesThatAreNotThereAreRefused) {

@@ -1,6 +1,7 @@
 #pragma once
 // One layer with its memory and one batch, in the memory of any backend: the CPU's and the GPU's
-// get the same calls and are compared.
+// get the same calls and are compared. Which slots rows are in, and which rows are evicted, depends
+// on timing on a GPU; nothing else does.
 
 #include <gtest/gtest.h>
 
@@ -14,6 +15,8 @@
 #include <random>
 #include <vector>
 
+#include "cuda_arrays.hpp"
+#include "cuda_shapes.hpp"
 #include "echo/errors.hpp"
 #include "echo/runtime_config.hpp"
 #include "kernels/params.hpp"
@@ -21,31 +24,6 @@
 #include "runtime/backends.hpp"
 
 namespace echo::cuda_test {
-
-/// An array in a backend's device memory.
-template <typename T>
-class DeviceArray {
- public:
-  DeviceArray(Backend& backend, const std::vector<T>& values)
-      : backend_(&backend), buffer_(backend.device_memory(), values.size() * sizeof(T), "test array") {
-    write(values);
-  }
-
-  T* data() const { return buffer_.template data<T>(); }
-  std::size_t size() const { return buffer_.bytes() / sizeof(T); }
-  void write(const std::vector<T>& values) {
-    backend_->copy_to_device(buffer_.data(), values.data(), values.size() * sizeof(T));
-  }
-  std::vector<T> read() const {
-    std::vector<T> values(size());
-    backend_->copy_to_host(values.data(), buffer_.data(), buffer_.bytes());
-    return values;
-  }
-
- private:
-  Backend* backend_;
-  Buffer buffer_;
-};
 
 struct Sizes {
   std::int32_t slots = 64;
@@ -58,33 +36,6 @@ struct Sizes {
   /// Every other block of the pool belongs to a session.
   std::int32_t host_blocks() const { return 2 * batch * table_stride; }
 };
-
-inline ShapeView shape_of(RowFormat rows, IndexKeyFormat keys = IndexKeyFormat::fp8, std::int32_t top_k = 16) {
-  const bool small = rows == RowFormat::fp32 || rows == RowFormat::raw;
-  return {.index_heads = 8,
-          .index_dim = 48,
-          .query_heads = 20,
-          .latent_dim = small ? 48 : 512,
-          .rope_dim = small ? 16 : 64,
-          .top_k = top_k,
-          .row_format = rows,
-          .index_key_format = keys};
-}
-
-inline std::int32_t row_bytes_of(const ShapeView& shape) {
-  const std::int32_t dim = shape.latent_dim + shape.rope_dim;
-  switch (shape.row_format) {
-    case RowFormat::fp8_656:
-      return shape.latent_dim + shape.latent_dim / 128 * 4 + shape.rope_dim * 2;
-    case RowFormat::bf16_1152:
-      return 2 * dim;
-    case RowFormat::fp32:
-      return 4 * dim;
-    case RowFormat::raw:
-      return 528;  // a lane and a half more than four rounds of a warp
-  }
-  return 0;
-}
 
 class World {
  public:
@@ -101,9 +52,11 @@ class World {
         slot_of(backend, none(host_rows())),
         host_of(backend, none(sizes.slots)),
         stamp(backend, none(sizes.slots)),
-        replacement(backend, std::vector<std::int32_t>(sizeof(ReplacementState) / 4, 0)),
+        free_slots(backend, all_slots(sizes.slots)),
+        replacement(backend, {0, sizes.slots, 0}),
         counters(backend, std::vector<std::int64_t>(sizeof(LayerCounters) / 8, 0)),
         control(backend, none(control_words())),
+        owners(backend, none(2 * sizes.host_blocks())),
         scores(backend, std::vector<float>(static_cast<std::size_t>(sizes.rows() * sizes.score_stride()),
                                            std::numeric_limits<float>::infinity())),
         selection(backend, std::vector<std::int32_t>(entries(), 1 << 30)),
@@ -132,6 +85,7 @@ class World {
             .slot_of = slot_of.data(),
             .host_of = host_of.data(),
             .stamp = stamp.data(),
+            .free_slots = free_slots.data(),
             .index_keys = index_keys.data(),
             .replacement = reinterpret_cast<ReplacementState*>(replacement.data()),
             .counters = reinterpret_cast<LayerCounters*>(counters.data()),
@@ -150,12 +104,12 @@ class World {
             .block_table = words + 4 + 2 * sizes.rows(),
             .rows = sizes.rows(),
             .query_rows = sizes.query_rows,
-            .table_stride = sizes.table_stride};
+            .table_stride = sizes.table_stride,
+            .owners = reinterpret_cast<BlockOwner*>(owners.data())};
   }
   BlockView all_rows() const { return {.first = 0, .count = sizes.rows(), .tick_offset = 0}; }
 
-  /// Uploads the control block of a pass: the rows' positions, sessions 0, 1, ..., tables of every
-  /// other block.
+  /// Begins a pass: the rows' positions, sessions 0, 1, ..., tables of every other block.
   void begin(std::int32_t tick, const std::vector<std::int32_t>& positions) {
     std::vector<std::int32_t> words = none(control_words());
     words[0] = tick;
@@ -165,9 +119,10 @@ class World {
       words[static_cast<std::size_t>(4 + sizes.rows() + row)] = padding ? kNone : row / sizes.query_rows;
     }
     for (std::int32_t i = 0; i < sizes.batch * sizes.table_stride; ++i) {
-      words[static_cast<std::size_t>(4 + 2 * sizes.rows() + i)] = 2 * i + 1;
+      words[static_cast<std::size_t>(4 + 2 * sizes.rows() + i)] = block_at(i);
     }
     backend.upload_control(control.data(), words.data(), words.size() * sizeof(std::int32_t));
+    backend.begin({.step = step(), .host_blocks = sizes.host_blocks()});
   }
 
   template <typename T, typename U>
@@ -190,32 +145,98 @@ class World {
                     .selection = selection.data(),
                     .kth_score = kth_score.data()});
   }
-  void recall(BlockView block) {
-    backend.recall({.layer = layer(),
-                    .step = step(),
-                    .block = block,
-                    .shape = shape,
-                    .selection = selection.data() + static_cast<std::int64_t>(block.first) * shape.top_k,
-                    .slots = slots.data()});
+  /// `scored`: scores and k-th scores decide what is evicted.
+  RecallParams recall_params(BlockView block, bool scored = false) {
+    return {.layer = layer(),
+            .step = step(),
+            .block = block,
+            .shape = shape,
+            .selection = selection.data() + static_cast<std::int64_t>(block.first) * shape.top_k,
+            .slots = slots.data(),
+            .scores = scored ? scores.data() : nullptr,
+            .score_stride = sizes.score_stride(),
+            .kth_score = scored ? kth_score.data() : nullptr,
+            .kv = nullptr,
+            .kv_dtype = DType::f32};
+  }
+  void recall(BlockView block, bool scored = false) { backend.recall(recall_params(block, scored)); }
+  template <typename T>
+  void append_and_recall(const DeviceArray<T>& kv, DType kv_dtype, bool scored) {
+    RecallParams params = recall_params(all_rows(), scored);
+    params.kv = kv.data();
+    params.kv_dtype = kv_dtype;
+    backend.recall(params);
   }
 
-  /// Everything an append, a recall or a release may change, for comparison.
-  std::vector<std::byte> state() {
+  /// Host row in the slot of each entry of the last recall, kNone where there is none.
+  std::vector<std::int32_t> recalled_rows() const {
+    const std::vector<std::int32_t> rows = host_of.read();
+    std::vector<std::int32_t> recalled = slots.read();
+    for (std::int32_t& entry : recalled) {
+      entry = entry == kNone ? kNone : rows[static_cast<std::size_t>(entry)];
+    }
+    return recalled;
+  }
+  /// Host rows that have a slot, ascending.
+  std::vector<std::int32_t> resident_rows() const {
+    std::vector<std::int32_t> rows = host_of.read();
+    std::erase(rows, kNone);
+    std::ranges::sort(rows);
+    return rows;
+  }
+  /// How many of the rows of a pass have a slot.
+  std::int32_t resident_new_rows(const std::vector<std::int32_t>& positions) const {
+    const std::vector<std::int32_t> slot_of_row = slot_of.read();
+    std::int32_t resident = 0;
+    for (std::int32_t row = 0; row < sizes.rows(); ++row) {
+      const std::int32_t position = positions[static_cast<std::size_t>(row)];
+      if (position != kNone) {
+        const std::int32_t block = row / sizes.query_rows * sizes.table_stride + position / kTokensPerBlock;
+        const std::int32_t host_row = block_at(block) * kTokensPerBlock + position % kTokensPerBlock;
+        resident += slot_of_row[static_cast<std::size_t>(host_row)] >= 0 ? 1 : 0;
+      }
+    }
+    return resident;
+  }
+  LayerCounters counted() const {
+    LayerCounters values{};
+    backend.copy_to_host(&values, counters.data(), sizeof values);
+    return values;
+  }
+  std::vector<std::byte> host_pool() {
     backend.synchronize();
-    std::vector<std::byte> all(slab.data(), slab.data() + slab.bytes());
-    const auto add = [&](const auto& array) {
-      const auto values = array.read();
-      const auto* begin = reinterpret_cast<const std::byte*>(values.data());
-      all.insert(all.end(), begin, begin + values.size() * sizeof(values[0]));
-    };
-    add(pool);
-    add(index_keys);
-    add(slot_of);
-    add(host_of);
-    add(stamp);
-    add(replacement);
-    add(counters);
-    return all;
+    return {slab.data(), slab.data() + slab.bytes()};
+  }
+
+  /// Maps are inverse, stamps fit them, the stack holds the free slots, each once, and every slot has
+  /// the bytes of its host row.
+  void check() {
+    const std::vector<std::byte> host = host_pool();
+    const std::vector<std::byte> rows = pool.read();
+    const std::vector<std::int32_t> slot_of_row = slot_of.read();
+    const std::vector<std::int32_t> row_of = host_of.read();
+    const std::vector<std::int32_t> stamps = stamp.read();
+    std::vector<std::int32_t> stack = free_slots.read();
+    std::vector<std::int32_t> free;
+    const auto bytes = static_cast<std::size_t>(row_bytes_of(shape));
+    for (std::size_t slot = 0; slot < row_of.size(); ++slot) {
+      const std::int32_t row = row_of[slot];
+      ASSERT_EQ(row == kNone, stamps[slot] == kFree) << slot;
+      if (row == kNone) {
+        free.push_back(static_cast<std::int32_t>(slot));
+        continue;
+      }
+      ASSERT_EQ(slot_of_row[static_cast<std::size_t>(row)], static_cast<std::int32_t>(slot)) << row;
+      ASSERT_EQ(std::memcmp(rows.data() + slot * bytes,
+                            host.data() + static_cast<std::size_t>(row) * (bytes + kHostPadding), bytes),
+                0)
+          << "row " << row << " in slot " << slot;
+    }
+    const auto mapped = std::ranges::count_if(slot_of_row, [](std::int32_t slot) { return slot >= 0; });
+    ASSERT_EQ(mapped + std::ssize(free), std::ssize(row_of));
+    stack.resize(static_cast<std::size_t>(replacement.read()[1]));
+    std::ranges::sort(stack);
+    ASSERT_EQ(stack, free);
   }
 
   Backend& backend;
@@ -227,9 +248,11 @@ class World {
   DeviceArray<std::int32_t> slot_of;
   DeviceArray<std::int32_t> host_of;
   DeviceArray<std::int32_t> stamp;
-  DeviceArray<std::int32_t> replacement;
+  DeviceArray<std::int32_t> free_slots;
+  DeviceArray<std::int32_t> replacement;  ///< hand, free, missed
   DeviceArray<std::int64_t> counters;
   DeviceArray<std::int32_t> control;
+  DeviceArray<std::int32_t> owners;  ///< entry and index of each block
   DeviceArray<float> scores;
   DeviceArray<std::int32_t> selection;
   DeviceArray<float> kth_score;
@@ -242,6 +265,12 @@ class World {
   static std::vector<std::int32_t> none(std::int64_t count) {
     return std::vector<std::int32_t>(static_cast<std::size_t>(count), kNone);
   }
+  static std::vector<std::int32_t> all_slots(std::int32_t slots) {
+    std::vector<std::int32_t> stack(static_cast<std::size_t>(slots));
+    std::iota(stack.rbegin(), stack.rend(), 0);
+    return stack;
+  }
+  static std::int32_t block_at(std::int32_t table_entry) { return 2 * table_entry + 1; }
   std::int64_t control_words() const {
     return 4 + 2 * sizes.rows() + static_cast<std::int64_t>(sizes.batch) * sizes.table_stride;
   }
@@ -261,6 +290,24 @@ struct Pair {
     call(gpu);
   }
 
+  /// Each is whole, and host rows, index keys and numbers of entries and new rows are equal.
+  void expect_same_results() {
+    cpu.check();
+    gpu.check();
+    EXPECT_EQ(gpu.host_pool(), cpu.host_pool());
+    EXPECT_EQ(gpu.index_keys.read(), cpu.index_keys.read());
+    EXPECT_EQ(gpu.counted().appended, cpu.counted().appended);
+    EXPECT_EQ(gpu.counted().hits + gpu.counted().misses, cpu.counted().hits + cpu.counted().misses);
+  }
+  /// And, where nothing was ever evicted, the same rows are resident.
+  void expect_same_state() {
+    expect_same_results();
+    EXPECT_EQ(cpu.counted().evictions, 0);
+    EXPECT_EQ(gpu.counted().evictions, 0);
+    EXPECT_EQ(gpu.counted().misses, cpu.counted().misses);
+    EXPECT_EQ(gpu.resident_rows(), cpu.resident_rows());
+  }
+
   std::unique_ptr<Backend> cpu_backend;
   std::unique_ptr<Backend> gpu_backend;
   World cpu;
@@ -276,40 +323,5 @@ class CudaTest : public ::testing::Test {
     }
   }
 };
-
-inline std::vector<float> normal_floats(std::size_t count, unsigned seed, float spread = 1.0F) {
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> normal(0.0F, spread);
-  std::vector<float> values(count);
-  std::ranges::generate(values, [&] { return normal(engine); });
-  return values;
-}
-
-/// Bit patterns of every kind: zeros, subnormals, ordinary and huge values, infinities, NaN.
-inline std::vector<float> wild_floats(std::size_t count, unsigned seed) {
-  std::mt19937 engine(seed);
-  std::vector<float> values = normal_floats(count, seed);
-  for (float& value : values) {
-    const auto kind = static_cast<std::uint32_t>(engine() % 16U);
-    if (kind < 4) {
-      const auto any = static_cast<std::uint32_t>(engine());
-      const std::uint32_t bits = kind == 0 ? any : (any & 0x80000000U) | (any % 8U) << 20;
-      std::memcpy(&value, &bits, sizeof value);
-    } else if (kind == 4) {
-      value = std::ldexp(value, static_cast<int>(engine() % 40) - 20);
-    }
-  }
-  return values;
-}
-
-inline std::vector<std::uint16_t> upper_halves(const std::vector<float>& values) {
-  std::vector<std::uint16_t> halves;
-  for (const float value : values) {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    halves.push_back(static_cast<std::uint16_t>(bits >> 16));
-  }
-  return halves;
-}
 
 }  // namespace echo::cuda_test

@@ -42,6 +42,7 @@ class MemoryBackend final : public Backend {
   void copy_to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill(void* to, int byte, std::size_t bytes) override { std::memset(to, byte, bytes); }
   void upload_control(void*, const void*, std::size_t) override { ADD_FAILURE(); }
+  void begin(const BeginParams&) override { ADD_FAILURE(); }
   void append(const AppendParams&) override { ADD_FAILURE(); }
   void score(const ScoreParams&) override { ADD_FAILURE(); }
   void select(const SelectParams&) override { ADD_FAILURE(); }

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <span>
 #include <vector>
 
@@ -25,19 +24,22 @@ inline std::vector<std::byte> row_pattern(std::int32_t host_row, std::int32_t ve
 
 inline bool equal(std::span<const std::byte> a, std::span<const std::byte> b) { return std::ranges::equal(a, b); }
 
+/// Scores of a block and k-th scores of a pass, empty where nothing is scored.
+struct Scores {
+  std::vector<float> scores;
+  std::vector<float> kth;
+};
+
 /// A raw-row layer with verbs, each checked for the invariants afterwards.
 class Cache {
  public:
   explicit Cache(const WorldSizes& sizes, std::int64_t threads = 1)
       : world(small_shape(RowFormat::raw, IndexKeyFormat::fp32, kTopK), sizes), backend_(threads) {}
 
+  void begin() { backend_.begin({.step = world.step(), .host_blocks = world.sizes.host_blocks}); }
+
   void append(bool to_slots, std::int32_t version = 0) {
-    const auto bytes = static_cast<std::size_t>(row_bytes_of(world.shape));
-    std::vector<std::byte> kv;
-    for (std::size_t row = 0; row < world.positions.size(); ++row) {
-      const auto pattern = row_pattern(host_row_of_pass(row), version, bytes);
-      kv.insert(kv.end(), pattern.begin(), pattern.end());
-    }
+    const std::vector<std::byte> kv = new_rows(version);
     backend_.append({.layer = world.layer(),
                      .step = world.step(),
                      .shape = world.shape,
@@ -53,6 +55,15 @@ class Cache {
     return recall(selection, world.all_rows());
   }
   std::vector<std::int32_t> recall(const std::vector<std::int32_t>& selection, BlockView block) {
+    return recall(selection, block, {}, {});
+  }
+  /// Appends the rows of the pass too.
+  std::vector<std::int32_t> append_and_recall(const std::vector<std::int32_t>& selection, std::int32_t version,
+                                              const Scores& scores = {}) {
+    return recall(selection, world.all_rows(), new_rows(version), scores);
+  }
+  std::vector<std::int32_t> recall(const std::vector<std::int32_t>& selection, BlockView block,
+                                   const std::vector<std::byte>& kv, const Scores& scores) {
     std::vector<std::int32_t> slots(selection.size(), 1 << 30);
     try {
       backend_.recall({.layer = world.layer(),
@@ -60,7 +71,12 @@ class Cache {
                        .block = block,
                        .shape = world.shape,
                        .selection = selection.data(),
-                       .slots = slots.data()});
+                       .slots = slots.data(),
+                       .scores = scores.scores.empty() ? nullptr : scores.scores.data(),
+                       .score_stride = world.sizes.table_stride * kTokensPerBlock,
+                       .kth_score = scores.kth.empty() ? nullptr : scores.kth.data(),
+                       .kv = kv.empty() ? nullptr : kv.data(),
+                       .kv_dtype = DType::u8});
     } catch (...) {
       check();
       throw;
@@ -81,38 +97,47 @@ class Cache {
                              : world.host_row_at(static_cast<std::int32_t>(row) / world.sizes.query_rows, position);
   }
 
-  /// Maps are inverse, stamps and counts fit them, the histogram equals a recount.
+  /// Maps are inverse, stamps fit them, and the stack holds the free slots, each once.
   void check() {
-    std::int32_t used = 0;
-    std::map<std::int32_t, std::int32_t> recount;
     const ReplacementState& state = world.replacement;
+    ASSERT_TRUE(state.free >= 0 && state.free <= world.sizes.slots) << state.free;
+    EXPECT_TRUE(state.hand >= 0 && state.hand < world.sizes.slots) << state.hand;
+    std::vector<std::int32_t> stack(world.free_slots.begin(), world.free_slots.begin() + state.free);
+    std::vector<std::int32_t> free;
     for (std::int32_t slot = 0; slot < world.sizes.slots; ++slot) {
       const std::int32_t row = world.host_of[static_cast<std::size_t>(slot)];
       const std::int32_t stamp = world.stamp[static_cast<std::size_t>(slot)];
       EXPECT_EQ(row == kNone, stamp == kFree) << slot;
       if (row != kNone) {
         EXPECT_EQ(world.slot_of[static_cast<std::size_t>(row)], slot);
-        ++used;
-      }
-      if (stamp != kFree && stamp > state.last_tick - kWindow) {
-        ++recount[stamp % kWindow];
+      } else {
+        free.push_back(slot);
       }
     }
+    std::ranges::sort(stack);
+    EXPECT_EQ(stack, free);
     for (std::size_t row = 0; row < world.slot_of.size(); ++row) {
       const std::int32_t slot = world.slot_of[row];
       if (slot != kNone) {
         EXPECT_EQ(world.host_of[static_cast<std::size_t>(slot)], static_cast<std::int32_t>(row));
       }
     }
-    for (std::int32_t i = 0; i < kWindow; ++i) {
-      EXPECT_EQ(state.recent[i], recount[i]) << i;
-    }
-    EXPECT_EQ(state.used, used);
   }
 
   World world;
 
  private:
+  /// Encoded rows of the pass.
+  std::vector<std::byte> new_rows(std::int32_t version) const {
+    const auto bytes = static_cast<std::size_t>(row_bytes_of(world.shape));
+    std::vector<std::byte> kv;
+    for (std::size_t row = 0; row < world.positions.size(); ++row) {
+      const auto pattern = row_pattern(host_row_of_pass(row), version, bytes);
+      kv.insert(kv.end(), pattern.begin(), pattern.end());
+    }
+    return kv;
+  }
+
   CpuBackend backend_;
 };
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "echo/errors.hpp"
@@ -55,8 +56,9 @@ TEST(Recall, BadSelectionsChangeNothing) {
     } catch (const InvalidArgument& error) {
       EXPECT_EQ(std::string(error.what()).rfind("selection", 0), 0U) << error.what();
     }
-    EXPECT_EQ(cache.world.replacement.used, 0);
-    EXPECT_EQ(cache.world.replacement.last_tick, 0);
+    EXPECT_THROW(cache.append_and_recall(selection, 1), InvalidArgument);
+    EXPECT_EQ(cache.world.counters.appended, 0);
+    EXPECT_EQ(cache.world.used(), 0);
   }
 }
 
@@ -64,19 +66,106 @@ TEST(Recall, PaddingRowsChangeNothing) {
   Cache cache({.slots = 18, .batch = 2});
   const std::vector<std::int32_t> slots = cache.recall(std::vector<std::int32_t>(16, 5));
   EXPECT_EQ(slots, std::vector<std::int32_t>(16, kNone));
-  EXPECT_EQ(cache.world.replacement.used, 0);
+  EXPECT_EQ(cache.world.used(), 0);
 }
 
 TEST(Recall, APoolThatIsTooSmallRefusesAndStaysWhole) {
   Cache cache({.slots = 4, .batch = 1});
   cache.world.positions = {20};
   EXPECT_THROW(cache.recall({0, 1, 2, 3, 4, kNone, kNone, kNone}), StateError);
-  EXPECT_EQ(cache.world.replacement.used, 0);
+  EXPECT_EQ(cache.world.used(), 0);
   cache.recall({0, 1, 2, 3, kNone, kNone, kNone, kNone});
   cache.world.tick = 2;
   EXPECT_THROW(cache.recall({3, 4, 5, 6, 7, kNone, kNone, kNone}), StateError);
   cache.recall({3, 4, 5, 6, kNone, kNone, kNone, kNone});
   EXPECT_EQ(cache.world.counters.evictions, 3);
+}
+
+TEST(Recall, AppendsInTheSameCallLikeOneBefore) {
+  for (const bool resident_before : {false, true}) {
+    Cache apart({.slots = 40, .batch = 2, .query_rows = 2});
+    Cache together({.slots = 40, .batch = 2, .query_rows = 2});
+    std::vector<std::int32_t> selection(4 * kTopK, kNone);
+    for (std::int32_t j = 0; j < kTopK; ++j) {
+      selection[static_cast<std::size_t>(j)] = j;               // all of entry 0, row 0
+      selection[static_cast<std::size_t>(kTopK + j)] = 30 - j;  // its own row, and that of the row before
+      selection[static_cast<std::size_t>(3 * kTopK + j)] = j;   // entry 1's second row is padding
+    }
+    for (Cache* cache : {&apart, &together}) {
+      cache->world.positions = {29, 30, 64, kNone};
+      if (resident_before) {  // left from a pass that failed
+        cache->append(true, 1);
+        ++cache->world.tick;
+      }
+    }
+    apart.append(true, 2);
+    const auto expected = apart.recall(selection);
+    EXPECT_EQ(together.append_and_recall(selection, 2), expected);
+    EXPECT_EQ(together.world.slot_of, apart.world.slot_of);
+    EXPECT_EQ(together.world.stamp, apart.world.stamp);
+    EXPECT_EQ(together.world.pool, apart.world.pool);
+    EXPECT_EQ(together.world.slab, apart.world.slab);
+    const LayerCounters& a = apart.world.counters;
+    const LayerCounters& b = together.world.counters;
+    EXPECT_EQ(std::tuple(b.hits, b.misses, b.evictions, b.appended),
+              std::tuple(a.hits, a.misses, a.evictions, a.appended));
+    EXPECT_EQ(b.hits, 2);
+    EXPECT_EQ(b.appended, resident_before ? 6 : 3);
+    for (const std::size_t row : {0U, 1U, 2U}) {
+      const std::int32_t host_row = together.host_row_of_pass(row);
+      EXPECT_TRUE(equal(together.world.host_bytes(host_row), row_pattern(host_row, 2, 48)));
+    }
+  }
+}
+
+TEST(Recall, NewRowsAndTheSelectedOnesFitTheLeastPoolTogether) {
+  Cache cache({.slots = 2 * (kTopK + 1), .batch = 2});
+  std::vector<std::int32_t> selection(2 * kTopK);
+  for (std::int32_t tick = 1; tick < 20; ++tick) {
+    cache.world.tick = tick;
+    cache.world.positions = {100 + tick, 60 + tick};
+    for (std::int32_t j = 0; j < 2 * kTopK; ++j) {  // none of them new, none of them there
+      selection[static_cast<std::size_t>(j)] = (tick * 11 + j) % 60;
+    }
+    cache.append_and_recall(selection, tick);
+    EXPECT_EQ(cache.world.used(), 2 * (kTopK + 1));
+  }
+  Cache small({.slots = 2 * (kTopK + 1) - 1, .batch = 2});
+  small.world.positions = {100, 60};
+  const auto slab = small.world.slab;
+  EXPECT_THROW(small.append_and_recall(selection, 1), StateError);
+  EXPECT_TRUE(small.world.slab == slab);
+  EXPECT_EQ(small.world.used(), 0);
+  EXPECT_EQ(small.world.counters.appended, 0);
+  EXPECT_EQ(small.world.replacement.hand, 0);
+}
+
+TEST(Append, RowsAndIndexKeysMayComeApart) {
+  World world(small_shape(RowFormat::fp32, IndexKeyFormat::fp32), {.batch = 2});
+  world.positions = {5, 70};
+  const auto kv = normal_floats(2 * static_cast<std::size_t>(world.shape.latent_dim + world.shape.rope_dim), 1);
+  const auto keys = normal_floats(2 * static_cast<std::size_t>(world.shape.index_dim), 2);
+  AppendParams params{.layer = world.layer(),
+                      .step = world.step(),
+                      .shape = world.shape,
+                      .kv = nullptr,
+                      .kv_dtype = DType::f32,
+                      .index_key = keys.data(),
+                      .index_key_dtype = DType::f32,
+                      .to_slots = true};
+  const auto slab = world.slab;
+  CpuBackend(1).append(params);
+  EXPECT_TRUE(world.slab == slab);
+  EXPECT_EQ(world.used(), 0);
+  EXPECT_EQ(world.counters.appended, 0);
+  const auto written = world.index_keys;
+  EXPECT_GT(std::ranges::count_if(written, [](std::byte byte) { return byte != std::byte{0xFF}; }), 0);
+  params.kv = kv.data();
+  params.index_key = nullptr;
+  CpuBackend(1).append(params);
+  EXPECT_TRUE(world.index_keys == written);
+  EXPECT_EQ(world.used(), 2);
+  EXPECT_EQ(world.counters.appended, 2);
 }
 
 TEST(Append, WritesHostRowSlotAndIndexKey) {
@@ -95,7 +184,7 @@ TEST(Append, WritesHostRowSlotAndIndexKey) {
                               .to_slots = true};
     CpuBackend(1).append(params);
     EXPECT_EQ(world.counters.appended, 2);
-    EXPECT_EQ(world.replacement.used, 2);
+    EXPECT_EQ(world.used(), 2);
     for (const std::int32_t position : {63, 64}) {
       const std::int32_t row = world.host_row_at(0, position);
       const std::int32_t slot = world.slot_of[static_cast<std::size_t>(row)];
@@ -130,7 +219,7 @@ TEST(Append, AMappedRowKeepsItsSlotAndPrefillUnmapsIt) {
   EXPECT_EQ(cache.world.counters.appended, 2);
   cache.append(false, 3);
   EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(row)], kNone);
-  EXPECT_EQ(cache.world.replacement.used, 0);
+  EXPECT_EQ(cache.world.used(), 0);
   EXPECT_TRUE(equal(cache.world.host_bytes(row), row_pattern(row, 3, 48)));
   EXPECT_EQ(cache.world.counters.appended, 2);
 }
@@ -154,12 +243,12 @@ TEST(Release, FreesSlotsAndRefusesWhatIsOutside) {
   cache.recall({0, 1, 2, 3, 30, 31, 32, 33});
   const std::int32_t first = cache.world.host_row_at(0, 0);
   cache.release({{first + 1, 2}, {first + 30, 2}, {first + 50, 5}});
-  EXPECT_EQ(cache.world.replacement.used, 4);
+  EXPECT_EQ(cache.world.used(), 4);
   EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(first)] == kNone, false);
   EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(first + 31)], kNone);
   EXPECT_THROW(cache.release({{first, 1}, {255, 2}}), InvalidArgument);
   EXPECT_THROW(cache.release({{-1, 2}}), InvalidArgument);
-  EXPECT_EQ(cache.world.replacement.used, 4);
+  EXPECT_EQ(cache.world.used(), 4);
 }
 
 TEST(Recall, BlocksOfOnePassHaveTicksOfTheirOwn) {

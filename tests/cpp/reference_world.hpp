@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <span>
 #include <vector>
@@ -61,10 +62,14 @@ class World {
         slot_of(bytes(sizes.host_blocks, 64), kNone),
         host_of(bytes(sizes.slots, 1), kNone),
         stamp(bytes(sizes.slots, 1), kFree),
+        free_slots(bytes(sizes.slots, 1)),
+        replacement{.hand = 0, .free = sizes.slots},
+        owners(bytes(sizes.host_blocks, 1), BlockOwner{kNone, kNone}),
         positions(bytes(sizes.batch, sizes.query_rows), kNone),
         session(positions.size(), kNone),
         tokens(positions.size(), 0),
         block_table(bytes(sizes.batch, sizes.table_stride), kNone) {
+    std::iota(free_slots.rbegin(), free_slots.rend(), 0);
     // Neighbouring blocks of a session are not neighbours on the host.
     for (std::size_t i = 0; i < block_table.size(); ++i) {
       block_table[i] = static_cast<std::int32_t>((i * 5 + 1) % static_cast<std::size_t>(sizes.host_blocks));
@@ -77,6 +82,7 @@ class World {
             .slot_of = slot_of.data(),
             .host_of = host_of.data(),
             .stamp = stamp.data(),
+            .free_slots = free_slots.data(),
             .index_keys = index_keys.data(),
             .replacement = &replacement,
             .counters = &counters,
@@ -86,7 +92,7 @@ class World {
             .host_stride = row_bytes_of(shape) + sizes.padding_bytes,
             .index_block_bytes = index_block_bytes()};
   }
-  StepView step() const {
+  StepView step() {
     return {.tick = &tick,
             .tokens = tokens.data(),
             .positions = positions.data(),
@@ -94,8 +100,11 @@ class World {
             .block_table = block_table.data(),
             .rows = static_cast<std::int32_t>(positions.size()),
             .query_rows = sizes.query_rows,
-            .table_stride = sizes.table_stride};
+            .table_stride = sizes.table_stride,
+            .owners = owners.data()};
   }
+  /// Slots that hold a row.
+  std::int32_t used() const { return sizes.slots - replacement.free; }
   BlockView all_rows() const {
     return {.first = 0, .count = static_cast<std::int32_t>(positions.size()), .tick_offset = 0};
   }
@@ -120,8 +129,10 @@ class World {
   std::vector<std::int32_t> slot_of;
   std::vector<std::int32_t> host_of;
   std::vector<std::int32_t> stamp;
-  ReplacementState replacement{};
+  std::vector<std::int32_t> free_slots;
+  ReplacementState replacement;
   LayerCounters counters{};
+  std::vector<BlockOwner> owners;
   std::int32_t tick = 1;
   std::vector<std::int32_t> positions;
   std::vector<std::int32_t> session;

@@ -7,100 +7,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
-#include <random>
+#include <span>
+#include <string>
+#include <vector>
 
-#include "runtime/runtime_impl.hpp"
+#include "runtime_world.hpp"
 
-namespace echo {
-
-/// Reaches the tick counter, which would take years of steps to overflow.
-struct RuntimeTestAccess {
-  static void set_tick(RuntimeImpl& impl, std::int32_t tick) { impl.tick_ = tick; }
-  static std::int32_t tick(const RuntimeImpl& impl) { return impl.tick_; }
-};
-
+namespace echo::runtime_test {
 namespace {
-
-ModelShape small_shape() {
-  ModelShape shape = ModelShape::tiny();
-  shape.latent_dim = 32;
-  shape.rope_dim = 16;
-  shape.query_heads = 4;
-  shape.top_k = 8;
-  return shape;
-}
-
-RuntimeConfig small_config() {
-  RuntimeConfig config;
-  config.device = "cpu";
-  config.host_tokens = 1024;
-  config.max_context = 256;
-  config.max_batch = 3;
-  config.max_sessions = 4;
-  config.threads = 2;
-  return config;
-}
-
-/// A model whose arrays are tables of random numbers by token and position.
-class TableModel {
- public:
-  explicit TableModel(const ModelShape& shape) : shape_(shape), table_(1 << 16) {
-    std::mt19937 random(7);
-    std::normal_distribution<float> normal;
-    for (float& value : table_) {
-      value = normal(random);
-    }
-  }
-
-  void operator()(ForwardPass& pass) {
-    const std::int64_t rows = pass.rows();
-    output.assign(static_cast<std::size_t>(shape_.layers * rows * shape_.query_heads * shape_.latent_dim), NAN);
-    for (std::int32_t layer = 0; layer < shape_.layers; ++layer) {
-      LayerInputs in;
-      std::vector<float> kv = rows_of(pass, layer, 0, shape_.row_dim());
-      std::vector<float> key = rows_of(pass, layer, 1, shape_.index_dim);
-      std::vector<float> index_q = rows_of(pass, layer, 2, shape_.index_heads * shape_.index_dim);
-      std::vector<float> weights = rows_of(pass, layer, 3, shape_.index_heads);
-      std::vector<float> q = rows_of(pass, layer, 4, shape_.query_heads * shape_.row_dim());
-      in.kv = Array(kv.data(), DType::f32, {rows, shape_.row_dim()});
-      in.index_key = Array(key.data(), DType::f32, {rows, shape_.index_dim});
-      in.index_q = Array(index_q.data(), DType::f32, {rows, shape_.index_heads, shape_.index_dim});
-      in.index_weights = Array(weights.data(), DType::f32, {rows, shape_.index_heads});
-      in.q = Array(q.data(), DType::f32, {rows, shape_.query_heads, shape_.row_dim()});
-      in.scale = 0.1F;
-      float* out = output.data() + layer * rows * shape_.query_heads * shape_.latent_dim;
-      pass.attention(layer, in, Array(out, DType::f32, {rows, shape_.query_heads, shape_.latent_dim}));
-    }
-  }
-
-  std::vector<float> output;
-
- private:
-  std::vector<float> rows_of(const ForwardPass& pass, std::int32_t layer, int kind, std::int64_t width) const {
-    const auto* tokens = pass.tokens().as<const std::int32_t>();
-    const auto* positions = pass.positions().as<const std::int32_t>();
-    std::vector<float> values;
-    for (std::int32_t row = 0; row < pass.rows(); ++row) {
-      const std::size_t seed = static_cast<std::size_t>(tokens[row]) * 7919 +
-                               static_cast<std::size_t>(positions[row] + 1) * 104729 +
-                               static_cast<std::size_t>(layer) * 1299709 + static_cast<std::size_t>(kind) * 15485863;
-      for (std::int64_t i = 0; i < width; ++i) {
-        values.push_back(table_[(seed + static_cast<std::size_t>(i)) % table_.size()]);
-      }
-    }
-    return values;
-  }
-
-  ModelShape shape_;
-  std::vector<float> table_;
-};
-
-std::vector<std::int32_t> some_tokens(int count) {
-  std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
-  std::iota(tokens.begin(), tokens.end(), 3);
-  return tokens;
-}
 
 std::vector<float> decode(Runtime& runtime, TableModel& model, int steps) {
   const Session a = runtime.open_session(200);
@@ -215,4 +129,4 @@ TEST(Runtime, SessionsOutliveTheirRuntimeAsClosedHandles) {
 }
 
 }  // namespace
-}  // namespace echo
+}  // namespace echo::runtime_test

@@ -94,6 +94,11 @@ class Rig:
         """The oracle of an empty session."""
         return OracleSession(self.model, self.runtime.plan.config.threshold_alpha)
 
+    def stats(self) -> echo.RuntimeStats:
+        """Counters with all steps in them: on a GPU they lag behind otherwise."""
+        self.runtime.synchronize()
+        return self.runtime.stats()
+
     def close(self, pair: Pair) -> None:
         """Closes one session."""
         pair.session.close()
@@ -223,6 +228,7 @@ def check_cache(
     """Maps are each other's inverse, free slots are counted, and every slot holds its host row's bytes."""
     if exports is None:
         exports = [runtime.export_kv(session) for session in sessions]
+    runtime.synchronize()  # counters lag behind
     stats = runtime.stats()
     for layer in range(runtime.shape.layers):
         state = runtime.cache_state(layer)

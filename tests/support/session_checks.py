@@ -59,7 +59,7 @@ def own_rows(rig: Rig, pair: Pair) -> set[int]:
 
 def everything(rig: Rig) -> list:
     """All that a refused call must leave alone."""
-    stats = rig.runtime.stats()
+    stats = rig.stats()
     known: list = [stats.sessions, stats.free_host_tokens, [(x.hits, x.misses, x.used_slots) for x in stats.layers]]
     for layer in range(rig.runtime.shape.layers):
         known += [array.tobytes() for array in rig.runtime.cache_state(layer).values()]
@@ -74,7 +74,7 @@ def everything(rig: Rig) -> list:
 
 def assert_all_is_free(rig: Rig) -> None:
     """Host rows and slots are back at the start, in one piece."""
-    stats = rig.runtime.stats()
+    stats = rig.stats()
     assert (stats.sessions, stats.free_host_tokens) == (0, stats.host_tokens)
     assert all(layer.used_slots == 0 for layer in stats.layers)
     whole = rig.runtime.open_session(rig.runtime.plan.config.max_context)

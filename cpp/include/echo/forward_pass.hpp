@@ -51,6 +51,10 @@ class ECHO_API ForwardPass {
   ///   score(t, s) = sum_h weights[t, h] * relu(index_q[t, h] . key[s])     (DeepSeek-V3.2, eq. 1)
   /// Arrays are those of the whole pass. Scores stay in the runtime's workspace until the next score.
   void score(std::int32_t layer, const Array& index_q, const Array& index_weights, RowBlock block);
+  /// f32 [count, max_context]: what the last score, which has to be of this block, left there. Of a row at position p
+  /// columns 0 to p hold scores and what lies behind anything, of a padding row all. Valid until the next score.
+  /// Throws InvalidArgument naming `block`, or StateError.
+  Array scores(RowBlock block) const;
   /// The exact top-k of the last score: i32 [count, top_k] positions in ascending order, then -1. Ties go to
   /// the smaller position; NaN ranks below -inf. Valid until the next select of these rows.
   Array select(std::int32_t layer, RowBlock block);
@@ -63,7 +67,8 @@ class ECHO_API ForwardPass {
   void attend(std::int32_t layer, const Array& q, float scale, const Array& out, RowBlock block);
 
   /// The whole layer: append, then score, select, recall and attend for each block. Where index_q is absent
-  /// the layer attends to the selection of the last layer that had one (index sharing).
+  /// the layer attends to the selection of the last layer that had one (index sharing). While decoding, the rows are
+  /// appended together with the recall: one launch less than by the verbs one by one.
   void attention(std::int32_t layer, const LayerInputs& in, const Array& out);
   /// i32 [rows, top_k]: selections of the last layer that had its own.
   Array selection() const;

@@ -85,7 +85,8 @@ class ECHO_API Runtime {
 
   /// Predicted k-th score per layer (moving average), NaN where there is none yet.
   std::vector<float> thresholds(const Session& session) const;
-  /// Waits for steps in flight; see free_host_tokens for what admission asks in every step.
+  /// Does not wait for steps in flight where the backend can do without (CUDA): their part may be missing, or be
+  /// counted in part. After synchronize() the counters are exact.
   RuntimeStats stats() const;
   /// Tokens that sessions could be opened for now, in blocks of 64. Does not wait for the device.
   std::int64_t free_host_tokens() const;

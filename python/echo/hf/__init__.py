@@ -15,6 +15,7 @@ try:
     from echo.hf.model import DsaModel, Observer
     from echo.hf.shape import shape_of
     from echo.hf.tiny import tiny_config, tiny_glm_config, tiny_glm_model, tiny_model
+    from echo.hf.tiny_dsa import tiny_dsa_model, tiny_dsa_path, tiny_dsa_tokenizer
 except ImportError as error:
     raise ImportError('echo.hf needs torch and transformers >= 5.17: pip install "echo-kv[hf]"') from error
 
@@ -25,6 +26,9 @@ __all__ = [
     "generate",
     "shape_of",
     "tiny_config",
+    "tiny_dsa_model",
+    "tiny_dsa_path",
+    "tiny_dsa_tokenizer",
     "tiny_glm_config",
     "tiny_glm_model",
     "tiny_model",

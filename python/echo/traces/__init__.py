@@ -1,7 +1,8 @@
-"""Selections of decode steps as data: recorded, generated, replayed through replacement policies.
+"""Selections and scores of decode steps as data: recorded, generated, replayed through replacement policies.
 
 No public traces of DSA selections exist. `synthetic.generate` makes some with published miss rates, `SelectionRecorder`
-takes real ones from a model, `policies.misses` says what a pool of a given size would have to fetch.
+takes real ones from a model, `comparison.compare` says what pools of given sizes would have to fetch under which
+policies, `statistics` what else there is to know.
 """
 
 from __future__ import annotations

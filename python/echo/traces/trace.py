@@ -2,12 +2,17 @@
 
 The file is a compressed .npz:
 
-    version    int64, 1
-    meta       JSON text in UTF-8, uint8 [bytes]: model, text, seed, top_k
+    version    int64, 2
+    meta       JSON text in UTF-8, uint8 [bytes]: model, text, notes, seed, top_k, ranks
     context    int32 [steps]
     kth_score  float32 [steps, layers]
     entered_count, entered, left_count, left
-               positions, as in `encoding.py`
+               sets of positions, as in `encoding.py`: the selected ones where `ranks` is 0, else the ranked ones
+    grid       int8 [steps, layers], level int8 [sum of members]: their scores, as in `score_grid.py`; if `ranks` > 0
+
+Version 1 knows neither notes nor ranks. Scores are kept on a grid around the k-th score of their step and layer, 16 to
+31 levels from there to the last rank: a ranked token takes about a byte. Selections and k-th scores are kept as they
+are.
 """
 
 from __future__ import annotations
@@ -23,23 +28,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo import InvalidArgument
-from echo.traces import encoding
+from echo.traces import encoding, score_grid
+from echo.traces.ranking import check_ranked, kind_of
 
-_VERSION = 1
+_VERSION = 2
 _DAMAGE = (zipfile.BadZipFile, zlib.error, NotImplementedError)  # of the archive
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The selections of consecutive decode steps of one session.
+    """The selections of consecutive decode steps of one session, and the scores around their boundary.
 
     Attributes:
         positions: int32 [steps, layers, top_k], selected positions, ascending, then -1.
         context: int32 [steps], tokens the step could select from, its own included; never falls. A step whose context
             is longer than that of the step before appended its last token, and so did the first.
-        kth_score: float32 [steps, layers], index score of the last token that was selected; NaN where unknown.
+        kth_score: float32 [steps, layers], index score of the last token that was selected; NaN where unknown, and
+            where there are fewer than top_k tokens.
+        ranked: int32 [steps, layers, ranks], positions by index score, best first, of equal scores the smaller
+            position, then -1. The first top_k are the selected ones. All -1 where the k-th score is NaN. None if no
+            scores were kept; both, or neither.
+        scores: float32 [steps, layers, ranks], of `ranked`; falling, then NaN, also of a token whose score is NaN.
         model: what made the selections.
         text: what was read.
+        notes: what else there is to say, such as the steps at which a turn or another session began.
         seed: of the weights, or of the generator.
 
     Raises:
@@ -49,19 +61,22 @@ class Trace:
     positions: NDArray[np.int32]
     context: NDArray[np.int32]
     kth_score: NDArray[np.float32]
+    ranked: NDArray[np.int32] | None = None
+    scores: NDArray[np.float32] | None = None
     model: str = ""
     text: str = ""
+    notes: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Checks shapes, types and order."""
         if self.positions.ndim != 3 or self.positions.dtype != np.int32 or 0 in self.positions.shape:
-            raise InvalidArgument(f"positions: {_kind(self.positions)} given, expected int32 [steps, layers, top_k]")
+            raise InvalidArgument(f"positions: {kind_of(self.positions)} given, expected int32 [steps, layers, top_k]")
         steps, layers, _ = self.positions.shape
         if self.context.shape != (steps,) or self.context.dtype != np.int32:
-            raise InvalidArgument(f"context: {_kind(self.context)} given, expected int32 [{steps}]")
+            raise InvalidArgument(f"context: {kind_of(self.context)} given, expected int32 [{steps}]")
         if self.kth_score.shape != (steps, layers) or self.kth_score.dtype != np.float32:
-            raise InvalidArgument(f"kth_score: {_kind(self.kth_score)} given, expected float32 [{steps}, {layers}]")
+            raise InvalidArgument(f"kth_score: {kind_of(self.kth_score)} given, expected float32 [{steps}, {layers}]")
         if self.context[0] < 1 or np.any(self.context[1:] < self.context[:-1]):
             raise InvalidArgument("context: expected at least 1 token, and never fewer than in the step before")
         before, after = self.positions[..., :-1], self.positions[..., 1:]
@@ -70,6 +85,10 @@ class Trace:
             raise InvalidArgument("positions: expected ascending positions, then -1")
         if np.any(self.positions >= self.context[:, None, None]):
             raise InvalidArgument("positions: a step selects a token that its context does not have")
+        if self.ranked is not None and self.scores is not None:
+            check_ranked(self.positions, self.context, self.kth_score, self.ranked, self.scores)
+        elif self.ranked is not None or self.scores is not None:
+            raise InvalidArgument("ranked: expected `ranked` and `scores`, or neither")
 
     @property
     def steps(self) -> int:
@@ -86,10 +105,33 @@ class Trace:
         """Most positions that a step selects in a layer."""
         return int(self.positions.shape[2])
 
+    @property
+    def ranks(self) -> int:
+        """Most positions that a step ranks in a layer, 0 without scores."""
+        return 0 if self.ranked is None else int(self.ranked.shape[2])
+
+    def summary(self) -> str:
+        """Its sizes, in words."""
+        lengths = sorted({int(self.context[0]), int(self.context[-1])})
+        tokens = " to ".join(f"{length:,}" for length in lengths)
+        layers = f"{self.layers} layer" + "s" * (self.layers != 1)
+        return f"{self.steps} steps, {layers}, top-{self.top_k} of {tokens} tokens"
+
     def save(self, path: str | Path) -> None:
-        """Writes the trace to `path`, under exactly that name."""
-        arrays: dict[str, Any] = encoding.encode(self.positions)
-        meta = {"model": self.model, "text": self.text, "seed": self.seed, "top_k": self.top_k}
+        """Writes the trace to `path`, under exactly that name. Scores are brought onto their grid."""
+        members = self.positions
+        arrays: dict[str, Any] = {}
+        if self.ranked is not None and self.scores is not None:
+            members, arrays = score_grid.encode(self.positions, self.kth_score, self.ranked, self.scores)
+        arrays.update(encoding.encode(members))
+        meta = {
+            "model": self.model,
+            "text": self.text,
+            "notes": self.notes,
+            "seed": self.seed,
+            "top_k": self.top_k,
+            "ranks": self.ranks,
+        }
         with open(path, "wb") as file:
             np.savez_compressed(
                 file,
@@ -122,19 +164,19 @@ def _read(path: str | Path) -> dict[str, Any]:
             raise ValueError("it is no .npz")
         file.seek(0)
         with np.load(file, allow_pickle=False) as held:
-            arrays = {name: held[name] for name in ("version", "meta", "context", "kth_score", *encoding.ARRAYS)}
-    if arrays["version"].shape != () or arrays["version"] != _VERSION:
-        raise ValueError(f"its version is {arrays['version']}, expected {_VERSION}")
+            arrays = {name: held[name] for name in held.files}
+    version = arrays["version"]
+    if version.shape != () or not 1 <= version <= _VERSION:
+        raise ValueError(f"its version is {version}, expected 1 to {_VERSION}")
     meta = json.loads(arrays["meta"].tobytes().decode())
-    return {
-        "positions": encoding.decode(arrays, int(meta["top_k"])),
+    top_k, ranks = int(meta["top_k"]), int(meta.get("ranks", 0))
+    fields = {
         "context": arrays["context"],
         "kth_score": arrays["kth_score"],
         "model": str(meta["model"]),
         "text": str(meta["text"]),
+        "notes": str(meta.get("notes", "")),
         "seed": int(meta["seed"]),
     }
-
-
-def _kind(array: NDArray[Any]) -> str:
-    return f"{array.dtype} {list(array.shape)}"
+    members = encoding.decode(arrays, ranks or top_k)
+    return {**fields, **(score_grid.decode(arrays, members, top_k) if ranks else {"positions": members})}

@@ -1,0 +1,77 @@
+// The C API, for ctypes: functions return 0, or -1 and echo_bench_error() says why.
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+
+#include "bench_case.hpp"
+#include "host_rows.hpp"
+#include "recall_case.hpp"
+#include "runtime/backends.hpp"
+
+#define ECHO_BENCH_API extern "C" __attribute__((visibility("default")))
+
+using echo::bench::EchoBenchCase;
+using echo::bench::HostRows;
+using echo::bench::Kind;
+using echo::bench::RecallCase;
+
+struct EchoBench {
+  explicit EchoBench(std::int64_t host_bytes) : host(host_bytes) {}
+
+  HostRows host;
+  std::optional<RecallCase> recall;
+};
+
+namespace {
+
+std::string& error_text() {
+  static thread_local std::string text;
+  return text;
+}
+
+template <typename Body>
+int guarded(Body body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    error_text() = error.what();
+    return -1;
+  }
+}
+
+}  // namespace
+
+ECHO_BENCH_API int echo_bench_devices() { return echo::cuda_device_count(); }
+ECHO_BENCH_API const char* echo_bench_error() { return error_text().c_str(); }
+
+/// Pins the host pool that all cases share. Null on failure.
+ECHO_BENCH_API EchoBench* echo_bench_open(std::int64_t host_bytes) {
+  EchoBench* bench = nullptr;
+  guarded([&] { bench = new EchoBench(host_bytes); });
+  return bench;
+}
+ECHO_BENCH_API void echo_bench_close(EchoBench* bench) { delete bench; }
+
+/// Sets a case up; there is one at a time.
+ECHO_BENCH_API int echo_bench_create(EchoBench* bench, const EchoBenchCase* sizes) {
+  return guarded([&] {
+    bench->recall.reset();
+    bench->recall.emplace(*sizes, bench->host);
+  });
+}
+ECHO_BENCH_API int echo_bench_destroy(EchoBench* bench) {
+  return guarded([&] { bench->recall.reset(); });
+}
+
+ECHO_BENCH_API int echo_bench_replay(EchoBench* bench, std::int32_t kind, std::int32_t blocks, double* microseconds) {
+  return guarded([&] { *microseconds = bench->recall.value().replay(static_cast<Kind>(kind), blocks); });
+}
+ECHO_BENCH_API int echo_bench_nodes(EchoBench* bench, std::int32_t kind, std::int32_t* nodes) {
+  return guarded([&] { *nodes = bench->recall.value().nodes(static_cast<Kind>(kind)); });
+}
+ECHO_BENCH_API int echo_bench_verify(EchoBench* bench) {
+  return guarded([&] { bench->recall.value().verify(); });
+}

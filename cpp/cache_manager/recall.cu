@@ -1,0 +1,356 @@
+// recall: makes the selected rows resident and says in which slots they are. One launch, many blocks, no barrier
+// between them: residency.cuh says what keeps them from each other's slots.
+//
+// A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
+// Half of the warps
+//   look up       three dependent loads per entry (selection, block table, slot_of) and one atomic maximum,
+//   list misses   in order, in shared memory,
+//   start rows    from host memory into registers, before there is a slot for them,
+//   copy          those to their slots, then the rest; warps side by side in the list, since reads of neighbouring rows
+//                 at the same time share address translations, which is what host reads cost; and not all at once:
+//                 some thousand open translations are slower than one thousand,
+//   wait          for rows that other blocks fetch, and write the slots of their entries;
+// the other half finds slots meanwhile (claim_slots.cuh).
+// The first blocks append the new rows of the pass, if kv is given (append_rows.cuh). Entries that select those wait
+// for them; all blocks of a decode step are on the GPU together, and the first ones start first.
+// Cost on an H200: 4-5 us for 26K hits; misses cost what the link takes, 30-35 fresh rows per us, from 4 us on.
+#include <algorithm>
+
+#include "cache_manager/recall.cuh"
+#include "kernels/append_rows.cuh"
+#include "kernels/launch.cuh"
+
+namespace echo {
+namespace {
+
+constexpr int kThreads = kAppendThreads;
+constexpr int kLookers = kThreads - kClaimers;
+constexpr int kWarps = kLookers / kWarp;  ///< that look up and copy
+constexpr int kLookBarrier = 2;           ///< theirs
+constexpr int kBlocksPerSm = 2;           ///< that run together
+constexpr int kMostPerThread = 8;
+constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
+constexpr int kPieces = 4;                               ///< 16-byte pieces that a lane has under way
+constexpr std::int32_t kRowsAtOnce = 2048;               ///< under way in the whole grid, about
+
+struct RecallShared {
+  std::int32_t missing;
+  std::int32_t missing_of[kWarps];
+  std::int32_t rows[kMostEntries];   ///< those missing, in the order of their entries
+  std::int32_t slots[kMostEntries];  ///< and the slots that they get
+  std::int32_t entries;
+  std::int32_t lost;
+  ClaimShared claim;
+};
+
+/// What recall knows of an entry of the selection.
+struct Entry {
+  std::int32_t row = kNone;  ///< host row, kNone where there is nothing to recall
+  std::int32_t slot =
+      kNone;  ///< kNone: to be fetched; then kListed - place in the list; kPending: another thread does it
+};
+constexpr std::int32_t kListed = -16;
+
+/// Rows of the list that go through one warp together: their pieces, from `first` on, in registers.
+class RowGroup {
+ public:
+  __device__ RowGroup(const LayerView& layer, const RecallShared& shared, std::int32_t first, std::int32_t rows)
+      : layer_(layer), shared_(shared), first_(first), pieces_(layer.row_bytes / kPieceBytes), total_(rows * pieces_) {}
+
+  /// Pieces of the whole group; a round moves kPieces * kWarp of them.
+  __device__ std::int32_t total() const { return total_; }
+
+  __device__ void load(std::int32_t round) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const std::int32_t piece = round + i * kWarp + lane_index();
+      if (piece < total_) {
+        const std::byte* row = row_address(layer_.slab, shared_.rows[first_ + piece / pieces_], layer_.host_stride);
+        loaded_[i] = __ldcs(reinterpret_cast<const uint4*>(row) + piece % pieces_);
+      }
+    }
+  }
+
+  /// Once their slots are known. Rows that got none are dropped.
+  __device__ void store(std::int32_t round) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const std::int32_t piece = round + i * kWarp + lane_index();
+      if (piece < total_) {
+        const std::int32_t slot = shared_.slots[first_ + piece / pieces_];
+        if (slot >= 0) {
+          reinterpret_cast<uint4*>(row_address(layer_.pool, slot, layer_.row_bytes))[piece % pieces_] = loaded_[i];
+        }
+      }
+    }
+  }
+
+  static constexpr std::int32_t kPieceBytes = 16;
+  static constexpr std::int32_t kRound = kPieces * kWarp;
+
+ private:
+  const LayerView& layer_;
+  const RecallShared& shared_;
+  std::int32_t first_;
+  std::int32_t pieces_;
+  std::int32_t total_;
+  uint4 loaded_[kPieces];
+};
+
+/// Host row of an entry, kNone where there is none; `is_new`: this launch appends it.
+__device__ std::int32_t selected_row(const RecallParams& p, std::int64_t entry, bool& is_new,
+                                     const KernelErrorView& errors) {
+  const std::int32_t position = p.selection[entry];
+  const std::int32_t row = p.block.first + static_cast<std::int32_t>(entry / p.shape.top_k);
+  const std::int32_t own = position_of(p.step, row, errors);
+  if (own == kNone || position == kNone) {
+    return kNone;
+  }
+  if (position < 0 || position > own) {
+    errors.raise(KernelError::bad_selection);
+    return kNone;
+  }
+  if (p.kv != nullptr) {
+    const std::int32_t* appended = p.step.positions + row / p.step.query_rows * p.step.query_rows;
+    for (std::int32_t i = 0; i < p.step.query_rows; ++i) {
+      is_new = is_new || appended[i] == position;
+    }
+  }
+  return host_row_of(p.layer, p.step, row, position, errors);
+}
+
+/// Looks up the host rows of a thread's entries. Each kind of access goes out for all of them before the first is
+/// waited for; what is not simply resident is settled one by one. Returns how many others are fetching already.
+template <int kPerThread>
+__device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, Entry (&entries)[kPerThread]) {
+  std::int32_t slots[kPerThread];
+  std::int32_t before[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const bool wanted = entries[i].row != kNone && entries[i].slot != kPending;
+    slots[i] = wanted ? slot_word(layer, entries[i].row).load(cuda::memory_order_relaxed) : kNone;
+  }
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    before[i] = slots[i] >= 0 ? stamp_word(layer, slots[i]).fetch_max(now, cuda::memory_order_relaxed) : now;
+  }
+  std::int32_t lost = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    Entry& entry = entries[i];
+    if (before[i] != now && before[i] != kClaimed) {  // as in protect
+      entry.slot = slots[i];
+    } else if (entry.row != kNone && entry.slot != kPending) {
+      entry.slot = look_up(layer, entry.row, now, slots[i]);
+      lost += entry.slot == kPending ? 1 : 0;
+    }
+  }
+  return lost;
+}
+
+/// Lists the missing rows of all lookers; returns how many there are.
+template <int kPerThread>
+__device__ std::int32_t list_missing(Entry (&entries)[kPerThread], RecallShared& shared) {
+  unsigned masks[kPerThread];
+  std::int32_t own = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    masks[i] = __ballot_sync(kAllLanes, entries[i].row != kNone && entries[i].slot == kNone);
+    own += __popc(masks[i]);
+  }
+  if (lane_index() == 0) {
+    shared.missing_of[warp_index()] = own;
+  }
+  meet(kLookBarrier, kLookers);
+  std::int32_t place = 0;
+  std::int32_t missing = 0;
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) {
+    place += warp < warp_index() ? shared.missing_of[warp] : 0;
+    missing += shared.missing_of[warp];
+  }
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    if ((masks[i] >> lane_index() & 1U) != 0U) {
+      const std::int32_t mine = place + __popc(masks[i] & ((1U << lane_index()) - 1U));
+      shared.rows[mine] = entries[i].row;
+      entries[i].slot = kListed - mine;
+    }
+    place += __popc(masks[i]);
+  }
+  return missing;
+}
+
+/// Copies the listed rows, once the claimers have slots for them.
+__device__ void copy_missing(const RecallParams& p, std::int32_t missing, RecallShared& shared) {
+  const std::int32_t pieces = p.layer.row_bytes / RowGroup::kPieceBytes;
+  const std::int32_t share = max(1, kRowsAtOnce / static_cast<std::int32_t>(gridDim.x));  // of this block, at once
+  const std::int32_t warps = min(kWarps, share);
+  std::int32_t rows = share / warps;
+  while (rows > 1 && (rows * pieces > RowGroup::kRound || rows * warps > missing)) {
+    --rows;
+  }
+  const std::int32_t start = warp_index() < warps ? warp_index() * rows : missing;
+  RowGroup group(p.layer, shared, start, max(0, min(rows, missing - start)));
+  group.load(0);
+  meet(0, kThreads);  // the list has its slots
+  group.store(0);
+  for (std::int32_t round = RowGroup::kRound; round < group.total(); round += RowGroup::kRound) {
+    group.load(round);
+    group.store(round);
+  }
+  for (std::int32_t first = start + warps * rows; first < missing; first += warps * rows) {
+    RowGroup next(p.layer, shared, first, min(rows, missing - first));
+    for (std::int32_t round = 0; round < next.total(); round += RowGroup::kRound) {
+      next.load(round);
+      next.store(round);
+    }
+  }
+}
+
+/// Warps that look entries up, and copy what is missing.
+template <int kPerThread>
+__device__ void look_up_and_copy(const RecallParams& p, std::int32_t now, std::int32_t lanes, std::int64_t first_entry,
+                                 RecallShared& shared, const KernelErrorView& errors) {
+  const std::int64_t entry_count = static_cast<std::int64_t>(p.block.count) * p.shape.top_k;
+  const std::int64_t end = lane_index() < lanes ? entry_count : 0;
+  const std::int64_t own = first_entry + warp_index() * kPerThread * lanes + lane_index();
+  Entry entries[kPerThread];
+  std::int32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    bool is_new = false;
+    if (own + i * kWarp < end) {
+      entries[i].row = selected_row(p, own + i * kWarp, is_new, errors);
+    }
+    entries[i].slot = is_new && entries[i].row != kNone ? kPending : kNone;
+    found += entries[i].row != kNone ? 1 : 0;
+  }
+  const std::int32_t lost = warp_sum(look_up_all(p.layer, now, entries));
+  found = warp_sum(found);
+  if (lane_index() == 0 && found != 0) {
+    atomicAdd(&shared.entries, found);
+    atomicAdd(&shared.lost, lost);
+  }
+  const std::int32_t missing = list_missing(entries, shared);
+  if (threadIdx.x == 0) {
+    shared.missing = missing;
+  }
+  meet(0, kThreads);  // the list is complete
+  if (missing > 0) {
+    copy_missing(p, missing, shared);
+  }
+
+  bool failed = false;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    Entry& entry = entries[i];
+    if (entry.slot <= kListed) {
+      entry.slot = shared.slots[kListed - entry.slot];
+    } else if (entry.slot == kPending) {
+      entry.slot = wait_for(p.layer, entry.row, now);
+    }
+    failed = failed || (entry.row != kNone && entry.slot == kNone);
+    if (own + i * kWarp < end) {
+      p.slots[own + i * kWarp] = entry.slot;
+    }
+  }
+  if (failed) {
+    errors.raise(KernelError::pool_exhausted);
+  }
+}
+
+/// The other warps.
+__device__ void find_slots(const RecallParams& p, std::int32_t now, const ClaimPlace& place, std::int32_t claimer,
+                           RecallShared& shared) {
+  const RowScores scores = row_scores(p);
+  const Sight ahead = look_ahead(p.layer, scores, now, place, claimer);
+  if (claimer == 0) {
+    shared.claim.free = AtomicWord(p.layer.replacement->free).load(cuda::memory_order_relaxed);
+  }
+  meet(0, kThreads);
+  const std::int32_t missing = shared.missing;
+  std::int32_t evicted = 0;
+  if (missing > 0) {
+    evicted =
+        claim_slots(p.layer, scores, now, place, claimer, ahead, shared.rows, shared.slots, missing, shared.claim);
+    meet(0, kThreads);
+    publish_slots(p.layer, now, claimer, shared.rows, shared.slots, shared.claim.given);
+  }
+  if (claimer == 0) {
+    count(&p.layer.counters->hits, shared.entries - missing);
+    count(&p.layer.counters->misses, missing == 0 ? 0 : shared.claim.given);
+    count(&p.layer.counters->evictions, evicted);
+    count(&p.layer.counters->lost_races, shared.lost);
+  }
+}
+
+/// `lanes` of each warp have entries, kPerThread each.
+template <int kPerThread>
+__global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p, std::int32_t append_blocks,
+                                                                 std::int32_t lanes, KernelErrorView errors) {
+  __shared__ union Shared {
+    __device__ Shared() {}
+    RecallShared recall;
+    AppendShared append;
+  } shared;
+  const auto block = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t now = *p.step.tick + p.block.tick_offset;
+  const ClaimPlace place = claim_place(p.layer, now, block, static_cast<std::int32_t>(gridDim.x));
+  if (block < append_blocks) {
+    const AppendParams append{.layer = p.layer,
+                              .step = p.step,
+                              .shape = p.shape,
+                              .kv = p.kv,
+                              .kv_dtype = p.kv_dtype,
+                              .index_key = nullptr,
+                              .index_key_dtype = DType::f32,
+                              .to_slots = true};
+    append_rows(append, row_scores(p), now, place, block * kAppendRows, shared.append, errors);
+    return;
+  }
+  if (threadIdx.x == 0) {
+    shared.recall.entries = 0;
+    shared.recall.lost = 0;
+  }
+  __syncthreads();
+  if (threadIdx.x < kLookers) {
+    const std::int64_t first = static_cast<std::int64_t>(block - append_blocks) * kPerThread * kWarps * lanes;
+    look_up_and_copy<kPerThread>(p, now, lanes, first, shared.recall, errors);
+  } else {
+    find_slots(p, now, place, static_cast<std::int32_t>(threadIdx.x) - kLookers, shared.recall);
+  }
+}
+
+template <int kPerThread>
+void launch_sized(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
+  const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
+  const unsigned append_blocks = params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAppendRows);
+  launch(context, recall<kPerThread>, append_blocks + blocks_for(entries, kPerThread * kWarps * lanes), kThreads, 0,
+         params, static_cast<std::int32_t>(append_blocks), lanes, context.errors);
+}
+
+}  // namespace
+
+void launch_recall(const RecallParams& params, const LaunchContext& context) {
+  // As few entries per warp as still lets all blocks run together; two blocks on a multiprocessor only where the
+  // alternative is more than one entry per thread.
+  const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
+  std::int64_t each = (entries - 1) / (context.multiprocessors * kWarps) + 1;
+  if (each > kWarp) {
+    each = (each - 1) / kBlocksPerSm + 1;
+  }
+  if (each <= kWarp / 2) {
+    launch_sized<1>(params, kWarp / 2, context);
+  } else if (each <= kWarp) {
+    launch_sized<1>(params, kWarp, context);
+  } else if (each <= 2 * kWarp) {
+    launch_sized<2>(params, kWarp, context);
+  } else if (each <= 4 * kWarp) {
+    launch_sized<4>(params, kWarp, context);
+  } else {
+    launch_sized<kMostPerThread>(params, kWarp, context);
+  }
+}
+
+}  // namespace echo

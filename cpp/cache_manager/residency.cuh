@@ -1,0 +1,138 @@
+#pragma once
+// Who may touch which slot, when many threads of a launch look rows up, give slots away and fetch at the same time.
+// Two words decide, and nothing but compare-and-swap and maximum changes them while others may look:
+//
+//   stamp[slot]     a tick          last use; the current tick: in use by this call, not to be given away
+//                   kClaimed        between two rows
+//                   kFree           empty, and on the stack of free slots
+//   slot_of[row]    a slot          resident, or about to be evicted: the stamp decides
+//                   kPending        some thread of this launch fetches the row
+//                   kNone           not resident
+//                   failed_at(t)    not resident, since the call of tick t found no slot for it
+//
+// A hit raises the stamp to the current tick with fetch_max and looks at what was there. Older: the slot is protected
+// now, and since it was not claimed before, it holds the row. The current tick: somebody used or claimed it in this
+// call, so host_of tells; if that is another row, slot_of has changed meanwhile. kClaimed: look again, it passes.
+// Whoever evicts claims the stamp, unmaps the old row, writes host_of, and behind a fence the stamp and the new row's
+// slot_of. Who swaps slot_of to kPending fetches the row; all others wait for the slot, after they have done their own
+// work, so that nobody waits for somebody who waits. No launch leaves kPending or kClaimed behind.
+// (A slot that a stale slot_of names is reached by its address, which orders the two accesses on any GPU that does not
+// guess values; an acquire would say so formally and cost every hit its cached lines.)
+// Host code can call the same functions: with threads of the CPU the protocol is tested where there is no GPU.
+
+#include <cuda/atomic>
+
+#include <cstdint>
+
+#include "cache_manager/layer_view.hpp"
+
+namespace echo {
+
+inline constexpr std::int32_t kPending = -2;
+inline constexpr std::int32_t kClaimed = 0x7FFFFFFF;
+
+/// What slot_of says of a row for which a call got no slot. With its tick, so that no later call believes it.
+__host__ __device__ inline std::int32_t failed_at(std::int32_t tick) { return kPending - tick; }
+
+using AtomicWord = cuda::atomic_ref<std::int32_t, cuda::thread_scope_device>;
+
+__host__ __device__ inline AtomicWord slot_word(const LayerView& layer, std::int32_t row) {
+  return AtomicWord(layer.slot_of[row]);
+}
+__host__ __device__ inline AtomicWord stamp_word(const LayerView& layer, std::int32_t slot) {
+  return AtomicWord(layer.stamp[slot]);
+}
+__host__ __device__ inline AtomicWord host_word(const LayerView& layer, std::int32_t slot) {
+  return AtomicWord(layer.host_of[slot]);
+}
+
+enum class Protection : std::int32_t {
+  done,       ///< the slot holds the row and is not given away in this call
+  unsettled,  ///< the slot changes hands at the moment
+  stale,      ///< the slot holds another row
+};
+
+/// Protects a slot that slot_of named for a row.
+__host__ __device__ inline Protection protect(const LayerView& layer, std::int32_t slot, std::int32_t row,
+                                              std::int32_t now) {
+  const std::int32_t before = stamp_word(layer, slot).fetch_max(now, cuda::memory_order_relaxed);
+  if (before != now) {
+    return before == kClaimed ? Protection::unsettled : Protection::done;
+  }
+  // Ordered behind the stamp of whoever claimed the slot; only here, since a fence costs every hit its cached lines.
+  cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device);
+  return host_word(layer, slot).load(cuda::memory_order_relaxed) == row ? Protection::done : Protection::stale;
+}
+
+/// Looks a row up and protects its slot, given what slot_of said of it a moment ago. Returns the slot; kNone: the
+/// caller has to fetch the row, nobody else will; kPending: another thread does, see wait_for.
+__host__ __device__ inline std::int32_t look_up(const LayerView& layer, std::int32_t row, std::int32_t now,
+                                                std::int32_t slot) {
+  const AtomicWord word = slot_word(layer, row);
+  while (slot != kPending) {
+    const Protection protection = slot >= 0 ? protect(layer, slot, row, now) : Protection::stale;
+    if (protection == Protection::done) {
+      return slot;
+    }
+    if (protection == Protection::unsettled) {
+      slot = word.load(cuda::memory_order_relaxed);
+    } else if (word.compare_exchange_strong(slot, kPending, cuda::memory_order_relaxed)) {
+      return kNone;
+    }
+  }
+  return kPending;
+}
+__host__ __device__ inline std::int32_t look_up(const LayerView& layer, std::int32_t row, std::int32_t now) {
+  return look_up(layer, row, now, slot_word(layer, row).load(cuda::memory_order_relaxed));
+}
+
+/// Slot of a row that another thread of this launch makes resident, protected; kNone if that thread got no slot.
+__host__ __device__ inline std::int32_t wait_for(const LayerView& layer, std::int32_t row, std::int32_t now) {
+  for (;;) {
+    const std::int32_t slot = slot_word(layer, row).load(cuda::memory_order_relaxed);
+    if (slot == failed_at(now)) {
+      return kNone;
+    }
+    if (slot >= 0 && protect(layer, slot, row, now) == Protection::done) {
+      return slot;
+    }
+#ifdef __CUDA_ARCH__
+    __nanosleep(20);
+#endif
+  }
+}
+
+/// Claims a slot that was seen with `stamp` and `row`, and unmaps the row; false if it was used or claimed meanwhile.
+__host__ __device__ inline bool evict(const LayerView& layer, std::int32_t slot, std::int32_t stamp, std::int32_t row) {
+  if (!stamp_word(layer, slot).compare_exchange_strong(stamp, kClaimed, cuda::memory_order_relaxed)) {
+    return false;
+  }
+  std::int32_t expected = slot;
+  slot_word(layer, row).compare_exchange_strong(expected, kNone, cuda::memory_order_relaxed);
+  return true;
+}
+
+/// Gives an evicted or free slot to a row that the caller fetches: the first half; publish is the second.
+__host__ __device__ inline void assign(const LayerView& layer, std::int32_t slot, std::int32_t row) {
+  host_word(layer, slot).store(row, cuda::memory_order_relaxed);
+}
+
+/// Shows the row's slot to everybody. Ordered behind what this thread, or one that it met at a barrier, has assigned.
+__host__ __device__ inline void publish(const LayerView& layer, std::int32_t slot, std::int32_t row, std::int32_t now) {
+  cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
+  stamp_word(layer, slot).store(now, cuda::memory_order_relaxed);
+  slot_word(layer, row).store(slot, cuda::memory_order_relaxed);
+}
+
+/// Takes a row's slot away and puts it on the stack. No other thread may look rows up or claim slots in the same
+/// launch.
+__device__ inline void release_row(const LayerView& layer, std::int32_t row) {
+  const std::int32_t slot = atomicExch(layer.slot_of + row, kNone);
+  if (slot >= 0) {
+    layer.host_of[slot] = kNone;
+    layer.stamp[slot] = kFree;
+    layer.free_slots[atomicAdd(&layer.replacement->free, 1)] = slot;
+  }
+}
+
+}  // namespace echo

@@ -1,0 +1,62 @@
+#pragma once
+// How far a resident row is from being selected, as the replacement rule wants it: looked up in the scores of the
+// block that is being recalled. Shared by CPU and GPU code.
+//
+// A slot knows its host row only. Which session that belongs to, and at which position, follows from the owner of its
+// block, a hint that is checked against the block table before it is believed. The query that speaks for the session
+// is its last one in the block. Cost: a handful of dependent loads per row; nothing is stored.
+
+#include <cstdint>
+
+#include "cache_manager/address.hpp"
+#include "cache_manager/replacement.hpp"
+#include "kernels/params.hpp"
+
+namespace echo {
+
+inline constexpr float kNotScored = -1.0F;  ///< a distance; such rows go by age
+
+/// The scores of one block of rows; trivially copyable.
+struct RowScores {
+  const float* scores;  ///< [block.count, score_stride], or null: nothing is scored
+  std::int64_t score_stride;
+  const float* kth_score;  ///< [rows of the pass]
+  StepView step;
+  BlockView block;
+
+  /// Candidate::distance of a host row (which must be one of the pool's).
+  ECHO_HOST_DEVICE float distance(std::int32_t host_row) const;
+};
+
+ECHO_HOST_DEVICE RowScores row_scores(const RecallParams& params) {
+  return {params.kth_score == nullptr ? nullptr : params.scores, params.score_stride, params.kth_score, params.step,
+          params.block};
+}
+
+ECHO_HOST_DEVICE float RowScores::distance(std::int32_t host_row) const {
+  if (scores == nullptr) {
+    return kNotScored;
+  }
+  const std::int32_t host_block = host_row / kTokensPerBlock;
+  const BlockOwner owner = step.owners[host_block];
+  if (owner.entry < 0 || owner.entry >= step.rows / step.query_rows || owner.index < 0 ||
+      owner.index >= step.table_stride ||
+      step.block_table[static_cast<std::int64_t>(owner.entry) * step.table_stride + owner.index] != host_block) {
+    return kNotScored;
+  }
+  const std::int32_t end_of_entry = (owner.entry + 1) * step.query_rows;
+  const std::int32_t end_of_block = block.first + block.count;
+  const std::int32_t query = (end_of_entry < end_of_block ? end_of_entry : end_of_block) - 1;
+  if (query < block.first || query / step.query_rows != owner.entry) {
+    return kNotScored;
+  }
+  const std::int32_t position = owner.index * kTokensPerBlock + host_row % kTokensPerBlock;
+  const float kth = kth_score[query];
+  // Padding rows have position kNone, which no position is within.
+  if (position > step.positions[query] || kth != kth) {
+    return kNotScored;
+  }
+  return score_distance(kth, scores[static_cast<std::int64_t>(query - block.first) * score_stride + position]);
+}
+
+}  // namespace echo

@@ -1,0 +1,87 @@
+// What the verbs of a pass tell the backend, and what they leave to remember.
+
+#include "runtime/pass_state.hpp"
+
+namespace echo {
+
+void ForwardPass::State::append(std::int32_t layer, const Array& kv, const Array& index_key) {
+  if (kv || index_key) {
+    backend.append({.layer = device.layer(layer),
+                    .step = step,
+                    .shape = shape,
+                    .kv = kv.data,
+                    .kv_dtype = kv.dtype,
+                    .index_key = index_key.data,
+                    .index_key_dtype = index_key.dtype,
+                    .to_slots = !prefill});
+  }
+  appended[static_cast<std::size_t>(layer)] = static_cast<bool>(kv);
+  keyed[static_cast<std::size_t>(layer)] = static_cast<bool>(index_key);
+}
+
+void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const Array& index_weights,
+                               const BlockView& block) {
+  backend.score({.layer = device.layer(layer),
+                 .step = step,
+                 .block = block,
+                 .shape = shape,
+                 .index_q = index_q.data,
+                 .index_q_dtype = index_q.dtype,
+                 .index_weights = index_weights.as<const float>(),
+                 .scores = device.scores(),
+                 .score_stride = plan.config.max_context});
+  scored_layer = layer;
+  scored_block = block.tick_offset;
+  ranked = false;
+}
+
+void ForwardPass::State::select(std::int32_t layer, const BlockView& block) {
+  backend.select({.step = step,
+                  .block = block,
+                  .shape = shape,
+                  .scores = device.scores(),
+                  .score_stride = plan.config.max_context,
+                  .selection = device.selection(),
+                  .kth_score = device.kth_score() + layer * plan.pass_rows});
+  selected[static_cast<std::size_t>(block.tick_offset)] = true;
+  ranked = true;
+}
+
+void ForwardPass::State::recall(std::int32_t layer, const BlockView& block, const std::int32_t* positions,
+                                const Array& kv) {
+  // Scores of another layer, of other rows, or of another selection say nothing about these rows.
+  const bool scored = ranked && scored_layer == layer && scored_block == block.tick_offset;
+  const bool own = scored && positions == selection_of(block);
+  backend.recall({.layer = device.layer(layer),
+                  .step = step,
+                  .block = block,
+                  .shape = shape,
+                  .selection = positions,
+                  .slots = device.selected_slots(),
+                  .scores = own ? device.scores() : nullptr,
+                  .score_stride = plan.config.max_context,
+                  .kth_score = own ? device.kth_score() + layer * plan.pass_rows : nullptr,
+                  .kv = kv.data,
+                  .kv_dtype = kv.dtype});
+  if (kv) {
+    appended[static_cast<std::size_t>(layer)] = true;
+  }
+  recalled_layer = layer;
+  recalled_block = block.tick_offset;
+}
+
+void ForwardPass::State::attend(std::int32_t layer, const Array& q, float scale, const Array& out,
+                                const BlockView& block) {
+  backend.attend({.layer = device.layer(layer),
+                  .block = block,
+                  .shape = shape,
+                  .q = q.data,
+                  .q_dtype = q.dtype,
+                  .scale = scale,
+                  .slots = device.selected_slots(),
+                  .out = out.data,
+                  .out_dtype = out.dtype,
+                  .splits = static_cast<std::int32_t>(plan.config.attention_splits)});
+}
+
+}  // namespace echo

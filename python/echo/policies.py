@@ -1,0 +1,172 @@
+"""`echo-kv policies`: what pools of several sizes miss under the runtime's rule of replacement and under others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import echo
+from echo.traces import Trace, shipped, synthetic
+from echo.traces.comparison import Comparison, compare, slots_of
+from echo.traces.policies import POLICIES
+
+LINES = {
+    "lru": ("#1f6f8b", "-"),
+    "fifo": ("#b8c4d0", "-"),
+    "random": ("#8a8a8a", "-"),
+    "echo": ("#c0392b", "-"),
+    "score": ("#d68910", ":"),  # hardly different from echo
+    "belady": ("#222222", "--"),
+}
+
+
+def add_command(commands: Any) -> None:
+    """Adds `policies` to the commands."""
+    parser = commands.add_parser("policies", help="compare policies of replacement on recorded or generated selections")
+    parser.add_argument(
+        "traces",
+        nargs="*",
+        metavar="TRACE",
+        help=f"files of `record`, traces that ship ({', '.join(shipped.NAMES)}), or generated ones "
+        f"({', '.join(synthetic.REGIMES)}; default: these)",
+    )
+    parser.add_argument(
+        "--pools", default="1,2,4,8", metavar="LIST", help="sizes of the pool in multiples of top-k (default 1,2,4,8)"
+    )
+    parser.add_argument(
+        "--policies", default=",".join(POLICIES), metavar="LIST", help=f"(default {','.join(POLICIES)})"
+    )
+    parser.add_argument("--layers", metavar="LIST", help="layers of the traces, 0 is the first (default: all)")
+    generated = parser.add_argument_group("generated selections")
+    generated.add_argument("--steps", type=int, default=300, metavar="N", help="decode steps (default 300)")
+    generated.add_argument("--top-k", type=int, default=512, metavar="N", help="(default 512)")
+    generated.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
+    generated.add_argument("--sinks", type=int, default=0, metavar="N", help="first tokens that are always selected")
+    generated.add_argument("--recency", type=int, default=0, metavar="N", help="reach of a bonus for recent tokens")
+    generated.add_argument("--turn-every", type=int, default=0, metavar="N", help="steps until the topic changes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, layer by layer")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw hit rates over pool sizes")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints a table per trace, policies down, pools across."""
+    pools = _numbers("pools", options.pools, float)
+    if not all(1 <= pool <= 1 << 16 for pool in pools):
+        raise echo.InvalidArgument(f"pools: {options.pools!r} given, expected multiples of top-k from 1 to {1 << 16}")
+    names = options.policies.split(",")
+    layers = None if options.layers is None else _numbers("layers", options.layers, int)
+    for path, name in ((options.json, "json"), (options.plot, "plot")):
+        if path is not None and (not path.parent.is_dir() or path.is_dir()):
+            raise echo.InvalidArgument(f"{name}: {str(path)!r} given, expected a file in a folder that exists")
+    results: list[tuple[Trace, Comparison]] = []
+    for source in options.traces or synthetic.REGIMES:
+        trace = _trace(source, options)
+        result = compare(trace, [slots_of(trace, pool) for pool in pools], names, layers)
+        _print(trace, result, pools)
+        results.append((trace, result))
+    print(
+        "misses, % of selected rows in the second half of the steps; * first uses among them: the pool was not full yet"
+    )
+    if options.json is not None:
+        report = {"build": echo.build_info(), "traces": [_figures(*pair, pools) for pair in results]}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.plot is not None:
+        _plot(options.plot, results, pools)
+    return 0
+
+
+def _trace(source: str, options: argparse.Namespace) -> Trace:
+    if source in shipped.NAMES:
+        trace = Trace.load(shipped.path_of(source))
+        return replace(trace, model=f"{trace.model}:{source}")
+    if source not in synthetic.REGIMES:
+        return Trace.load(source)
+    return synthetic.generate(
+        source,
+        steps=options.steps,
+        top_k=options.top_k,
+        seed=options.seed,
+        ranks=synthetic.ALL,
+        sinks=options.sinks,
+        recency=options.recency,
+        turn_every=options.turn_every,
+    )
+
+
+def _numbers(name: str, text: str, kind: Any) -> list[Any]:
+    try:
+        return [kind(word) for word in text.split(",")]
+    except ValueError as error:
+        raise echo.InvalidArgument(f"{name}: {text!r} given, expected numbers such as 1,2,4") from error
+
+
+def _print(trace: Trace, result: Comparison, pools: Sequence[float]) -> None:
+    print(f"{trace.model}: {trace.summary()}")
+    if trace.ranks == 0:
+        print("without scores: score and echo go by age")
+    elif trace.ranks < min(trace.context[0], 2 * max(result.slots)):
+        print(f"scores of {trace.ranks} tokens: score and echo take the others for lower ones and go by their age")
+    print(f"{'pool / top-k':<14}" + "".join(f"{pool:>9g} " for pool in pools))
+    marks = [" " if full.all() else "*" for full in result.full]
+    for name in result.rates:
+        cells = zip(result.mean(name), marks, strict=True)
+        print(f"{name:<14}" + "".join(f"{100 * rate:>9.2f}{mark}" for rate, mark in cells))
+    if {"echo", "lru"} <= result.rates.keys():
+        lru = np.maximum(result.mean("lru"), 1e-12)
+        print(f"{'echo to lru, %':<14}" + "".join(f"{100 * r:>+9.1f} " for r in result.mean("echo") / lru - 1))
+    print()
+
+
+def _figures(trace: Trace, result: Comparison, pools: Sequence[float]) -> dict[str, Any]:
+    return {
+        "model": trace.model,
+        "text": trace.text,
+        "notes": trace.notes,
+        "seed": trace.seed,
+        "steps": trace.steps,
+        "top_k": trace.top_k,
+        "ranks": trace.ranks,
+        "context": [int(trace.context[0]), int(trace.context[-1])],
+        "pools": list(pools),
+        "slots": list(result.slots),
+        "layers": list(result.layers),
+        "full": result.full.tolist(),
+        "misses": {name: rates.tolist() for name, rates in result.rates.items()},
+    }
+
+
+def _plot(path: Path, results: Sequence[tuple[Trace, Comparison]], pools: Sequence[float]) -> None:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise echo.NotSupported("plot: matplotlib is missing; pip install 'echo-kv[demo]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
+    figure, panels = pyplot.subplots(
+        rows, columns, figsize=(4.2 * columns, 3.4 * rows), layout="constrained", squeeze=False
+    )
+    for panel, (trace, result) in zip(panels.flat, results, strict=False):
+        for name in (name for name in LINES if name in result.rates):
+            color, style = LINES[name]
+            panel.plot(pools, 100 - 100 * result.mean(name), style, marker="o", ms=3, color=color, label=name)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(pools, [f"{pool:g}" for pool in pools])
+        panel.set_title(trace.model.split(":")[-1], fontsize="medium")
+        panel.grid(alpha=0.3)
+    for panel in panels.flat[len(results) :]:
+        panel.set_visible(False)
+    for panel in panels[:, 0]:
+        panel.set(xlabel="pool, multiples of top-k", ylabel="hit rate, %")
+    panels[0, 0].legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

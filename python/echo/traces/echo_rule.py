@@ -1,0 +1,87 @@
+"""The product's rule of replacement once more, in numpy: cpp/cache_manager/replacement.hpp says what it does and why.
+
+The same bits: distances and coldness are float32, ages int64, one caller takes all slots of a step, as the CPU backend
+does. The product knows the score of every row, a trace those of its ranks. A row beyond them is taken for colder than
+any other, and of such rows the oldest goes first: all are below the last rank, so age is the best guess there. The rule
+is the product's, then, where ranks reach down to the rows that are evicted (twice the pool will do), and between it and
+LRU else. Where a step has no scores, rows go by age, in the product too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo.traces.layer_steps import LayerSteps
+from echo.traces.pool import FREE, Pool, Slots
+
+# As in replacement.hpp.
+_COLDEST = 63
+_WINDOW = 512
+_SPREAD = 32
+_LEAST_SPREAD = 8
+_WINDOW_GRAIN = 32
+
+
+class EchoPool(Pool):
+    """Windows behind a hand that goes round; the coldest slots of each go."""
+
+    def __init__(self, steps: LayerSteps, slots: int) -> None:
+        """See `Pool`."""
+        super().__init__(steps, slots)
+        self._hand = 0
+
+    def victims(self, count: int) -> Slots:
+        """Slots in the order in which they are taken."""
+        slots = len(self.held)
+        distance = self._distances()
+        window = window_slots(count, slots)
+        planned = (count - 1) // max(1, window // _LEAST_SPREAD) + 1
+        taken: list[Slots] = []
+        left = count
+        for i in range(planned + -(-slots // window)):
+            if left == 0:
+                break
+            quota = -(-left // (planned - i)) if i < planned else left
+            places: Slots = (self._hand + np.arange(window)) % slots
+            self._hand = (self._hand + window) % slots
+            candidates = places[(self.stamp[places] < self.now) & (self.stamp[places] != FREE)]
+            if len(candidates) == 0:
+                continue
+            age = self.now - self.stamp[candidates]
+            known = None if distance is None else distance[self.held[candidates]]
+            cold = coldness_by_age(age) if known is None else coldness_by_score(known, age)
+            coldest = candidates[np.argsort(-cold, kind="stable")[:quota]]
+            self.stamp[coldest] = self.now  # later windows may come by again
+            taken.append(coldest)
+            left -= len(coldest)
+        return np.concatenate(taken)
+
+    def _distances(self) -> NDArray[np.float32] | None:
+        """float32 [rows], how far each row is below the k-th score, -1 beyond the ranks; None if all are unknown."""
+        if not self.steps.scored[self.now]:
+            return None
+        distance = np.full(len(self.slot_of) + 1, -1, np.float32)
+        distance[self.steps.ranked[self.now]] = self.steps.distance[self.now]
+        return distance[:-1]  # where row -1 was put does not count
+
+
+def window_slots(needed: int, slots: int) -> int:
+    """Slots that are looked at together."""
+    return min(slots, max(2 * _WINDOW_GRAIN, min(_WINDOW, needed * _SPREAD)))
+
+
+def coldness_by_age(age: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0 ... 63, of the rows of a window."""
+    share = age.astype(np.float32) / np.float32(age.max())
+    cold: NDArray[np.int64] = (share * np.float32(_COLDEST)).astype(np.int64)
+    return cold
+
+
+def coldness_by_score(distance: NDArray[np.float32], age: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0 ... 63, of the rows of a window whose distance is known; more for those of distance -1."""
+    farthest = distance.max()
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 and inf / inf are the farthest
+        share = np.where(distance >= farthest, np.float32(1), np.maximum(distance / farthest, np.float32(0)))
+    by_score: NDArray[np.int64] = (share * np.float32(_COLDEST)).astype(np.int64)
+    return np.where(distance >= 0, by_score, age + _COLDEST)

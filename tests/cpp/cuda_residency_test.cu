@@ -1,0 +1,136 @@
+// append, recall and release on the GPU through very many random calls, each of which is checked by kernels: maps,
+// stamps, the stack, every slot's bytes and the counters. ECHO_OPERATIONS is the number of calls, all pools together;
+// by default there are few. Some calls on the CPU check the checks where there is no GPU.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "echo/errors.hpp"
+#include "echo/runtime_config.hpp"
+#include "residency_world.cuh"
+#include "runtime/backends.hpp"
+
+namespace echo::residency_test {
+namespace {
+
+// name, slots, batch, query rows, top_k, blocks of a session, of them shared, row bytes, tight
+constexpr Sizes kPools[] = {
+    {"Smallest", 0, 3, 1, 12, 4, 1, 528},
+    {"SmallestWithQueryRows", 0, 4, 3, 40, 6, 2, 656},
+    {"Spacious", 700, 4, 2, 64, 12, 1, 1152},
+    {"LongRows", 120, 2, 1, 24, 3, 0, 4112},
+    {"ShortRows", 0, 16, 1, 128, 8, 1, 16},
+    {"NoBytes", 0, 8, 2, 100, 8, 3, 0},
+    {"SharedPrefix", 0, 32, 1, 64, 8, 6, 32},
+    {"Everything", -1, 6, 2, 96, 8, 2, 656},
+    {"Tight", 0, 4, 1, 32, 8, 0, 272, true},
+    {"TightOfManyBlocks", 0, 16, 1, 128, 8, 0, 16, true},
+    {"TightWithQueryRows", 0, 8, 2, 64, 8, 0, 32, true},
+};
+constexpr Sizes kLargePools[] = {
+    {"Prefill", -1, 1, 512, 256, 64, 0, 32},
+    {"Large", 0, 64, 1, 256, 16, 2, 32},
+    {"LargeAndTight", 0, 64, 1, 256, 16, 0, 16, true},
+};
+constexpr std::int64_t kPoolCount = std::ssize(kPools) + std::ssize(kLargePools);
+
+std::int64_t calls_of_each() {
+  const char* text = std::getenv("ECHO_OPERATIONS");
+  return (text == nullptr ? 100 * kPoolCount : std::atoll(text)) / kPoolCount;
+}
+
+/// A pass: new rows to slots with the recall or before it, or to the host only; then perhaps the same recall again, or
+/// another, and a release.
+void run_pass(World& world, bool tight) {
+  std::mt19937& engine = world.engine();
+  world.begin_pass(tight ? Taste::turnover : static_cast<Taste>(engine() % kTastes), !tight);
+  const bool scored = engine() % 2 == 0;
+  const auto offset = static_cast<std::int32_t>(engine() % 2);
+  const auto way = engine() % 4;
+  if (way >= 2) {
+    world.append(/*to_slots=*/way == 2);
+  }
+  world.recall(/*appends=*/way < 2, scored, offset);
+  if (engine() % 4 == 0) {
+    world.recall(/*appends=*/false, scored, offset, /*warm=*/true);
+  }
+  if (engine() % 8 == 0) {
+    world.draw(Taste::anywhere);
+    world.recall(/*appends=*/false, scored, World::kMostOffset);
+  }
+  if (engine() % 8 == 0) {
+    world.release_some();
+  }
+}
+
+void run_passes(World& world, bool tight, std::int64_t calls) {
+  constexpr int kUnchecked = 64;  // passes between two looks at what was found
+  for (int pass = 1; world.calls() < calls; ++pass) {
+    run_pass(world, tight);
+    if (pass % kUnchecked == 0 && !world.whole()) {
+      return;
+    }
+  }
+  if (world.whole()) {
+    world.check_host_rows();
+  }
+}
+
+std::string name_of_pool(const ::testing::TestParamInfo<Sizes>& pool) { return pool.param.name; }
+
+class ResidencyOnTheCpu : public ::testing::TestWithParam<Sizes> {};
+
+TEST_P(ResidencyOnTheCpu, RandomCallsLeaveTheLayerWhole) {
+  World world(make_cpu_backend(1), /*on_gpu=*/false, GetParam());
+  run_passes(world, GetParam().tight, 60);
+}
+
+INSTANTIATE_TEST_SUITE_P(Pools, ResidencyOnTheCpu, ::testing::ValuesIn(kPools), name_of_pool);
+
+class CudaResidency : public ::testing::TestWithParam<Sizes> {
+ protected:
+  void SetUp() override {
+    if (cuda_device_count() == 0) {
+      GTEST_SKIP() << "no CUDA device";
+    }
+  }
+  static std::unique_ptr<Backend> backend() { return make_cuda_backend(0, RuntimeConfig{}); }
+};
+
+TEST_P(CudaResidency, RandomCallsLeaveTheLayerWhole) {
+  World world(backend(), /*on_gpu=*/true, GetParam());
+  run_passes(world, GetParam().tight, calls_of_each());
+}
+
+INSTANTIATE_TEST_SUITE_P(Pools, CudaResidency, ::testing::ValuesIn(kPools), name_of_pool);
+INSTANTIATE_TEST_SUITE_P(LargePools, CudaResidency, ::testing::ValuesIn(kLargePools), name_of_pool);
+
+using CudaResidencyFailures = CudaResidency;
+
+/// The pool is filled in the tick in which new rows are to be added: they get no slots, but host rows. The next pass,
+/// which repeats that one, gives them slots and finds them, whatever the failure left behind.
+TEST_P(CudaResidencyFailures, AreReportedAndForgotten) {
+  World world(backend(), /*on_gpu=*/true, GetParam());
+  for (int round = 0; round < 50; ++round) {
+    world.may_fail(true);
+    world.begin_pass(Taste::turnover, /*padding=*/false);
+    world.recall(/*appends=*/true, /*scored=*/false);
+    EXPECT_THROW(world.synchronize(), StateError) << round;
+    world.may_fail(false);
+    world.repeat_pass();
+    world.draw(Taste::recent);
+    world.recall(/*appends=*/true, /*scored=*/false);
+    ASSERT_TRUE(world.whole()) << round;
+  }
+  world.check_host_rows();
+}
+
+INSTANTIATE_TEST_SUITE_P(TooSmall, CudaResidencyFailures,
+                         ::testing::Values(Sizes{"OneBlock", 70, 2, 1, 64, 8, 0, 64, true},
+                                           Sizes{"ManyBlocks", 1500, 16, 1, 128, 8, 0, 16, true}),
+                         name_of_pool);
+
+}  // namespace
+}  // namespace echo::residency_test

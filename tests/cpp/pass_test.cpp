@@ -1,0 +1,202 @@
+// What a pass asks of the backend: when rows are appended, and which scores a recall is given.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "echo/errors.hpp"
+#include "recording_backend.hpp"
+#include "runtime_world.hpp"
+
+namespace echo::runtime_test {
+namespace {
+
+class Pass : public ::testing::Test {
+ protected:
+  Pass() : impl(std::make_shared<RuntimeImpl>(small_shape(), small_config())), model(small_shape()) {
+    backend = std::make_shared<RecordingBackend>(RuntimeTestAccess::backend(*impl));
+    RuntimeTestAccess::use_backend(*impl, backend);
+    session = impl->open_session(200);
+    impl->prefill(session, some_tokens(100), std::ref(model));
+  }
+
+  /// One decode step.
+  void step(const Forward& forward) {
+    backend->clear();
+    Batch batch;
+    batch.add(session, 5);
+    impl->step(batch, forward);
+  }
+  /// A decode step that does `layer_0`, then what it has to.
+  void step_with(const std::function<void(ForwardPass&, LayerArrays&)>& layer_0) {
+    step([&](ForwardPass& pass) {
+      model.begin(pass);
+      layer_0(pass, *model.inputs(pass, 0));
+      const auto arrays = model.inputs(pass, 1);
+      pass.attention(1, arrays->in, model.out(pass, 1));
+    });
+  }
+
+  std::shared_ptr<RuntimeImpl> impl;
+  std::shared_ptr<RecordingBackend> backend;
+  TableModel model;
+  Session session;
+};
+
+TEST_F(Pass, BeginComesOnceBeforeTheVerbs) {
+  ASSERT_EQ(backend->begins.size(), 1U);  // the prefill of several blocks
+  EXPECT_GT(backend->recalls.size(), 2U);
+  step(std::ref(model));
+  ASSERT_EQ(backend->begins.size(), 1U);
+  EXPECT_EQ(backend->begins[0].host_blocks, 16);
+  EXPECT_NE(backend->begins[0].step.owners, nullptr);
+  EXPECT_EQ(backend->recalls[0].step.owners, backend->begins[0].step.owners);
+}
+
+TEST_F(Pass, AttentionAppendsWithTheRecallOfADecodeStepOnly) {
+  for (const AppendParams& append : backend->appends) {  // the prefill
+    EXPECT_NE(append.kv, nullptr);
+    EXPECT_FALSE(append.to_slots);
+  }
+  for (const RecallParams& recall : backend->recalls) {
+    EXPECT_EQ(recall.kv, nullptr);
+  }
+  step(std::ref(model));
+  ASSERT_EQ(backend->appends.size(), 2U);
+  ASSERT_EQ(backend->recalls.size(), 2U);
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(backend->appends[layer].kv, nullptr);
+    EXPECT_NE(backend->appends[layer].index_key, nullptr);
+    EXPECT_NE(backend->recalls[layer].kv, nullptr);
+  }
+}
+
+TEST_F(Pass, ALayerWithoutAnIndexerHasItsRowsAppendedByTheRecall) {
+  step([&](ForwardPass& pass) {
+    model.begin(pass);
+    for (std::int32_t layer = 0; layer < 2; ++layer) {
+      const auto arrays = model.inputs(pass, layer);
+      if (layer == 1) {
+        arrays->in.index_key = arrays->in.index_q = arrays->in.index_weights = {};
+      }
+      pass.attention(layer, arrays->in, model.out(pass, layer));
+    }
+  });
+  EXPECT_EQ(backend->appends.size(), 1U);
+  ASSERT_EQ(backend->recalls.size(), 2U);
+  EXPECT_NE(backend->recalls[1].kv, nullptr);
+  EXPECT_NE(backend->recalls[0].scores, nullptr);
+  EXPECT_EQ(backend->recalls[1].scores, nullptr);  // those are layer 0's
+  EXPECT_EQ(impl->stats().layers[1].appended, 1);
+}
+
+TEST_F(Pass, VerbsOneByOneAppendAtOnce) {
+  step_with([&](ForwardPass& pass, LayerArrays& arrays) {
+    pass.append(0, arrays.in.kv, arrays.in.index_key);
+    std::ranges::fill(arrays.kv, NAN);  // need not outlive the call
+    std::ranges::fill(arrays.index_key, NAN);
+    const RowBlock block = pass.blocks().front();
+    pass.score(0, arrays.in.index_q, arrays.in.index_weights, block);
+    pass.select(0, block);
+    pass.recall(0, block);
+    pass.attend(0, arrays.in.q, arrays.in.scale, model.out(pass, 0), block);
+  });
+  EXPECT_NE(backend->appends[0].kv, nullptr);
+  EXPECT_TRUE(backend->appends[0].to_slots);
+  EXPECT_EQ(backend->recalls[0].kv, nullptr);
+  const std::vector<float> output = model.output;
+  Session twin = impl->open_session(200);
+  impl->prefill(twin, some_tokens(100), std::ref(model));
+  std::swap(session, twin);
+  step(std::ref(model));
+  EXPECT_EQ(std::memcmp(output.data(), model.output.data(), output.size() * sizeof(float)), 0);
+}
+
+TEST_F(Pass, ScoresGoWithTheSelectionThatWasMadeFromThem) {
+  for (const RecallParams& recall : backend->recalls) {  // all blocks of the prefill
+    EXPECT_NE(recall.scores, nullptr);
+    EXPECT_NE(recall.kth_score, nullptr);
+  }
+  std::vector<std::int32_t> own(8, kNone);
+  step_with([&](ForwardPass& pass, LayerArrays& arrays) {
+    const RowBlock block = pass.blocks().front();
+    const Array given(own.data(), DType::i32, {1, 8});
+    pass.append(0, arrays.in.kv, arrays.in.index_key);
+    pass.recall(0, block, given);  // nothing is scored
+    pass.score(0, arrays.in.index_q, arrays.in.index_weights, block);
+    pass.recall(0, block, given);  // nor selected
+    const Array selection = pass.select(0, block);
+    pass.recall(0, block);
+    pass.recall(0, block, given);
+    pass.recall(0, block, selection);  // the same as giving none
+    pass.score(0, arrays.in.index_q, arrays.in.index_weights, block);
+    pass.recall(0, block);  // the last selection is of another score
+  });
+  std::vector<bool> scored;
+  for (const RecallParams& recall : backend->recalls) {
+    EXPECT_EQ(recall.scores == nullptr, recall.kth_score == nullptr);
+    scored.push_back(recall.scores != nullptr);
+  }
+  EXPECT_EQ(scored, (std::vector<bool>{false, false, true, false, true, false, true}));
+}
+
+TEST_F(Pass, ALayerIsAppendedToOnceAndAnAttentionThatFailedCanBeRepeated) {
+  step(std::ref(model));
+  const std::vector<float> expected = model.output;
+  Session twin = impl->open_session(200);
+  impl->prefill(twin, some_tokens(100), std::ref(model));
+  std::swap(session, twin);
+  step_with([&](ForwardPass& pass, LayerArrays& arrays) {
+    backend->before_recall = [] { throw InvalidArgument("a backend's mishap"); };
+    EXPECT_THROW(pass.attention(0, arrays.in, model.out(pass, 0)), InvalidArgument);
+    backend->before_recall = {};
+    EXPECT_THROW(pass.recall(0, pass.blocks().front()), StateError);  // the new row is nowhere yet
+    pass.attention(0, arrays.in, model.out(pass, 0));
+    EXPECT_THROW(pass.attention(0, arrays.in, model.out(pass, 0)), StateError);
+    EXPECT_THROW(pass.append(0, arrays.in.kv, arrays.in.index_key), StateError);
+    pass.score(0, arrays.in.index_q, arrays.in.index_weights, pass.blocks().front());
+  });
+  EXPECT_EQ(std::memcmp(expected.data(), model.output.data(), expected.size() * sizeof(float)), 0);
+}
+
+TEST_F(Pass, ScoresCanBeReadUntilTheNextScore) {
+  step_with([&](ForwardPass& pass, LayerArrays& arrays) {
+    const RowBlock block = pass.blocks().front();
+    EXPECT_THROW(pass.scores(block), StateError);
+    EXPECT_THROW(pass.scores({.first = 0, .count = 2}), InvalidArgument);
+    pass.attention(0, arrays.in, model.out(pass, 0));
+    const Array scores = pass.scores(block);
+    EXPECT_EQ(to_string(scores), "f32[1, 256]");
+    const auto* selected = pass.selection().as<const std::int32_t>();
+    // No token that was left out has a better score than one that was selected.
+    float worst = std::numeric_limits<float>::infinity();
+    float best_left = -worst;
+    for (std::int32_t position = 0, j = 0; position <= 100; ++position) {
+      const bool in = j < 8 && selected[j] == position;
+      const float score = scores.as<const float>()[position];
+      j += in ? 1 : 0;
+      worst = in ? std::min(worst, score) : worst;
+      best_left = in ? best_left : std::max(best_left, score);
+    }
+    EXPECT_GE(worst, best_left);
+  });
+  // Of several blocks, the last that was scored.
+  Session twin = impl->open_session(200);
+  impl->prefill(twin, some_tokens(100), [&](ForwardPass& pass) {
+    model(pass);
+    ASSERT_GT(pass.blocks().size(), 2U);
+    EXPECT_EQ(pass.scores(pass.blocks().back()).shape[0], pass.blocks().back().count);
+    EXPECT_THROW(pass.scores(pass.blocks().front()), StateError);
+  });
+}
+
+}  // namespace
+}  // namespace echo::runtime_test

@@ -1,0 +1,264 @@
+#pragma once
+// A layer's maps in host memory, and a block of recall as one thread plays it: what tests of the protocol in
+// residency.cuh share. Its functions are found by the type of the layer, so that a test can bring its own.
+
+#include <cuda/atomic>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache_manager/address.hpp"
+#include "cache_manager/layer_view.hpp"
+
+namespace echo::residency_test {
+
+inline std::size_t at(std::int32_t index) { return static_cast<std::size_t>(index); }
+
+/// What slot_of says of a row that is being fetched, and of one for which the call of this tick got no slot.
+struct Marks {
+  std::int32_t pending;
+  std::int32_t failed;
+};
+
+/// The maps of one layer; all slots are free.
+template <typename Layer>
+class Maps {
+ public:
+  Maps(std::int32_t slots, std::int32_t host_rows)
+      : slot_of(at(host_rows), kNone),
+        host_of(at(slots), kNone),
+        stamp(at(slots), kFree),
+        content(at(slots), kNone),
+        free_slots_(at(slots)),
+        replacement_{.hand = 0, .free = slots} {
+    std::iota(free_slots_.rbegin(), free_slots_.rend(), 0);
+  }
+  Maps(const Maps&) = delete;
+  Maps& operator=(const Maps&) = delete;
+
+  Layer layer() {
+    Layer view{};
+    view.slot_of = slot_of.data();
+    view.host_of = host_of.data();
+    view.stamp = stamp.data();
+    view.free_slots = free_slots_.data();
+    view.replacement = &replacement_;
+    view.slots = static_cast<std::int32_t>(host_of.size());
+    view.host_rows = static_cast<std::int64_t>(slot_of.size());
+    return view;
+  }
+
+  /// Gives the row the free slot on top of the stack.
+  std::int32_t seat(std::int32_t row, std::int32_t tick) {
+    const std::int32_t slot = free_slots_[at(--replacement_.free)];
+    slot_of[at(row)] = slot;
+    host_of[at(slot)] = content[at(slot)] = row;
+    stamp[at(slot)] = tick;
+    return slot;
+  }
+  void release(std::int32_t row) {
+    const std::int32_t slot = std::exchange(slot_of[at(row)], kNone);
+    if (slot >= 0) {
+      host_of[at(slot)] = kNone;
+      stamp[at(slot)] = kFree;
+      free_slots_[at(replacement_.free++)] = slot;
+    }
+  }
+
+  /// What is wrong with them after a call, empty if nothing.
+  std::string fault(std::int32_t now, Marks marks) const {
+    std::int32_t free = 0;
+    for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(host_of.size()); ++slot) {
+      const std::string name = "slot " + std::to_string(slot);
+      const std::int32_t row = host_of[at(slot)];
+      if ((row == kNone) != (stamp[at(slot)] == kFree)) {
+        return name + ": row " + std::to_string(row) + ", stamp " + std::to_string(stamp[at(slot)]);
+      }
+      if (row == kNone) {
+        ++free;
+        continue;
+      }
+      if (slot_of[at(row)] != slot) {
+        return name + " has row " + std::to_string(row) + ", which has slot " + std::to_string(slot_of[at(row)]);
+      }
+      if (stamp[at(slot)] < 1 || stamp[at(slot)] > now) {
+        return name + ": stamp " + std::to_string(stamp[at(slot)]);
+      }
+      if (content[at(slot)] != row) {
+        return name + " has the bytes of row " + std::to_string(content[at(slot)]) + ", not " + std::to_string(row);
+      }
+    }
+    for (std::int32_t row = 0; row < static_cast<std::int32_t>(slot_of.size()); ++row) {
+      const std::int32_t slot = slot_of[at(row)];
+      const bool failed = slot >= marks.failed && slot < marks.pending;  // in this call or before
+      if (slot >= 0 ? host_of[at(slot)] != row : slot != kNone && !failed) {
+        return "row " + std::to_string(row) + " has slot " + std::to_string(slot);
+      }
+    }
+    std::vector<std::int32_t> stack(free_slots_.begin(), free_slots_.begin() + std::max(replacement_.free, 0));
+    std::ranges::sort(stack);
+    const bool twice = std::ranges::adjacent_find(stack) != stack.end();
+    if (replacement_.free != free || twice ||
+        std::ranges::any_of(stack, [&](std::int32_t slot) { return stamp[at(slot)] != kFree; })) {
+      return "stack: " + std::to_string(replacement_.free) + " slots for " + std::to_string(free) + " free ones";
+    }
+    return {};
+  }
+
+  std::vector<std::int32_t> slot_of;
+  std::vector<std::int32_t> host_of;
+  std::vector<std::int32_t> stamp;
+  std::vector<std::int32_t> content;  ///< whose bytes the slot has
+
+ private:
+  std::vector<std::int32_t> free_slots_;
+  ReplacementState replacement_;
+};
+
+/// A block of recall, step by step in the order of recall.cu and claim_slots.cuh, with small windows. `pause()` is
+/// called where a block may be held up.
+template <typename Layer, typename Pause>
+class Block {
+ public:
+  struct Windows {
+    std::int32_t slots;    ///< of a window
+    std::int32_t planned;  ///< windows before the turn that the block makes of its own
+  };
+
+  Block(const Layer& layer, std::vector<std::int32_t> rows, std::int32_t now, Marks marks, const Pause& pause)
+      : layer_(layer), rows_(std::move(rows)), slots_(rows_.size(), kNone), now_(now), marks_(marks), pause_(pause) {}
+
+  void run(std::vector<std::int32_t>& content, Windows windows) {
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      slots_[i] = look_up(layer_, rows_[i], now_);
+      if (slots_[i] == kNone) {
+        fetches_.push_back({.row = rows_[i], .slot = kNone, .entry = i});
+      }
+      pause_();
+    }
+    pop();
+    evict_others(windows);
+    for (std::size_t i = given_; i < fetches_.size(); ++i) {
+      slot_word(layer_, fetches_[i].row).store(marks_.failed, kRelaxed);
+    }
+    pause_();
+    for (const Fetch& fetch : std::span(fetches_).first(given_)) {
+      publish(layer_, fetch.slot, fetch.row, now_);
+      content[at(fetch.slot)] = fetch.row;
+      slots_[fetch.entry] = fetch.slot;
+    }
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      if (slots_[i] == marks_.pending) {
+        slots_[i] = wait(rows_[i]);
+      }
+    }
+  }
+
+  /// Waits for a row that another block makes resident.
+  std::int32_t wait(std::int32_t row) {
+    while (slot_word(layer_, row).load(kRelaxed) == marks_.pending) {
+      pause_();
+    }
+    return wait_for(layer_, row, now_);
+  }
+
+  const std::vector<std::int32_t>& rows() const { return rows_; }
+  /// Of each row; kNone if it got none.
+  const std::vector<std::int32_t>& slots() const { return slots_; }
+  std::size_t missed() const { return fetches_.size(); }
+  std::size_t given() const { return given_; }
+
+ private:
+  using Word = decltype(slot_word(std::declval<const Layer&>(), 0));
+  static constexpr auto kRelaxed = cuda::memory_order_relaxed;
+
+  struct Fetch {
+    std::int32_t row;
+    std::int32_t slot;
+    std::size_t entry;
+  };
+  struct Seen {
+    std::int32_t slot;
+    std::int32_t stamp;
+    std::int32_t row;
+  };
+
+  std::int32_t left() const { return static_cast<std::int32_t>(fetches_.size() - given_); }
+  void give(std::int32_t slot) {
+    fetches_[given_].slot = slot;
+    assign(layer_, slot, fetches_[given_].row);
+    ++given_;
+  }
+
+  void pop() {
+    Word free(layer_.replacement->free);
+    const std::int32_t needed = left();
+    if (needed == 0 || free.load(kRelaxed) <= 0) {
+      return;
+    }
+    const std::int32_t top = free.fetch_sub(needed, kRelaxed);
+    if (top < needed) {
+      free.fetch_max(0, kRelaxed);
+    }
+    for (std::int32_t i = 0; i < std::min(top, needed); ++i) {
+      give(layer_.free_slots[top - 1 - i]);
+    }
+  }
+
+  void evict_others(Windows windows) {
+    Word hand(layer_.replacement->hand);
+    for (std::int32_t i = 0; i < windows.planned && left() > 0; ++i) {
+      const std::int32_t windows_left = windows.planned - i;
+      take(hand.fetch_add(windows.slots, kRelaxed), windows.slots, (left() + windows_left - 1) / windows_left);
+    }
+    if (left() > 0) {
+      const std::int32_t first = hand.fetch_add(windows.slots, kRelaxed);
+      for (std::int32_t done = 0; done < layer_.slots && left() > 0; done += windows.slots) {
+        while (take(first + done, windows.slots, left()) && left() > 0) {
+        }
+      }
+    }
+  }
+
+  /// The `quota` oldest of a window. Whether another block was faster with one of them.
+  bool take(std::int32_t first, std::int32_t window, std::int32_t quota) {
+    std::vector<Seen> seen;
+    for (std::int32_t i = 0; i < window; ++i) {
+      const std::int32_t slot = (first + i) % layer_.slots;
+      const std::int32_t stamp = stamp_word(layer_, slot).load(kRelaxed);
+      if (stamp != kFree && stamp < now_) {
+        seen.push_back({.slot = slot, .stamp = stamp, .row = host_word(layer_, slot).load(kRelaxed)});
+      }
+    }
+    std::ranges::stable_sort(seen, {}, &Seen::stamp);
+    seen.resize(std::min(seen.size(), at(quota)));
+    pause_();
+    bool beaten = false;
+    for (const Seen& victim : seen) {
+      if (evict(layer_, victim.slot, victim.stamp, victim.row)) {
+        pause_();
+        give(victim.slot);
+      } else {
+        beaten = true;
+      }
+    }
+    return beaten;
+  }
+
+  Layer layer_;
+  std::vector<std::int32_t> rows_;
+  std::vector<std::int32_t> slots_;
+  std::vector<Fetch> fetches_;
+  std::size_t given_ = 0;
+  std::int32_t now_;
+  Marks marks_;
+  const Pause& pause_;
+};
+
+}  // namespace echo::residency_test

@@ -1,0 +1,265 @@
+// The protocol of residency.cuh on the host: first interleavings forced step by step, then threads of the CPU that play
+// blocks of a launch. No GPU is needed.
+
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <functional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cache_manager/residency.cuh"
+#include "residency_block.cuh"
+
+namespace echo::residency_test {
+namespace {
+
+constexpr std::int32_t kOld = 3;
+constexpr std::int32_t kNow = 7;
+constexpr std::int32_t kRow = 0;
+constexpr std::int32_t kOther = 1;
+
+Marks marks(std::int32_t now) { return {.pending = kPending, .failed = failed_at(now)}; }
+
+/// Two slots: the first holds kRow, the second is free, unless a test says otherwise.
+class Residency : public ::testing::Test {
+ protected:
+  Residency() : maps_(2, 4), layer_(maps_.layer()), slot_(maps_.seat(kRow, kOld)) {}
+
+  void expect_whole() const { EXPECT_EQ(maps_.fault(kNow, marks(kNow)), ""); }
+  /// The second half of a fetch, bytes included.
+  void give(std::int32_t slot, std::int32_t row) {
+    assign(layer_, slot, row);
+    publish(layer_, slot, row, kNow);
+    maps_.content[at(slot)] = row;
+  }
+  /// The free slot, which nobody else will pop.
+  std::int32_t pop() { return layer_.free_slots[--layer_.replacement->free]; }
+
+  Maps<LayerView> maps_;
+  LayerView layer_;
+  std::int32_t slot_;
+};
+
+TEST_F(Residency, AHitProtectsItsSlotFromWhoReadTheStampBefore) {
+  const std::int32_t seen = maps_.stamp[at(slot_)];
+  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
+  EXPECT_FALSE(evict(layer_, slot_, seen, kRow));
+  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
+  expect_whole();
+}
+
+TEST_F(Residency, ASlotThatWasClaimedBetweenLookUpAndStampIsNoHit) {
+  const std::int32_t named = maps_.slot_of[kRow];
+  maps_.stamp[at(slot_)] = kClaimed;  // evict, between its two steps
+  EXPECT_EQ(protect(layer_, named, kRow, kNow), Protection::unsettled);
+  EXPECT_EQ(maps_.stamp[at(slot_)], kClaimed);
+}
+
+TEST_F(Residency, ARowWhoseSlotWasClaimedIsFetchedElsewhereAndStaysThere) {
+  const std::int32_t other = pop();
+  ASSERT_TRUE(evict(layer_, slot_, kOld, kRow));
+  EXPECT_EQ(look_up(layer_, kRow, kNow), kNone);
+  give(other, kRow);
+  give(slot_, kOther);  // only now does the first thread go on
+  EXPECT_EQ(look_up(layer_, kRow, kNow), other);
+  EXPECT_EQ(look_up(layer_, kOther, kNow), slot_);
+  expect_whole();
+}
+
+TEST_F(Residency, EvictingLeavesTheNewSlotOfARowThatHasMovedAlone) {
+  const std::int32_t other = pop();
+  give(other, kRow);
+  EXPECT_TRUE(evict(layer_, slot_, kOld, kRow));
+  EXPECT_EQ(maps_.slot_of[kRow], other);
+}
+
+TEST_F(Residency, ASlotThatHoldsAnotherRowByNowIsNoHit) {
+  const std::int32_t named = maps_.slot_of[kRow];
+  ASSERT_TRUE(evict(layer_, slot_, kOld, kRow));
+  give(slot_, kOther);
+  EXPECT_EQ(protect(layer_, named, kRow, kNow), Protection::stale);
+  EXPECT_EQ(look_up(layer_, kRow, kNow), kNone);
+}
+
+TEST_F(Residency, OfTwoThatMissARowOneFetchesIt) {
+  EXPECT_EQ(look_up(layer_, kOther, kNow), kNone);
+  EXPECT_EQ(look_up(layer_, kOther, kNow), kPending);
+  EXPECT_EQ(look_up(layer_, kOther, kNow), kPending);
+  const std::int32_t slot = pop();
+  give(slot, kOther);
+  EXPECT_EQ(wait_for(layer_, kOther, kNow), slot);
+  EXPECT_EQ(look_up(layer_, kOther, kNow), slot);
+  expect_whole();
+}
+
+TEST_F(Residency, EitherHalfOfPublishingMayShowFirst) {
+  const std::int32_t slot = pop();
+  EXPECT_EQ(look_up(layer_, kOther, kNow), kNone);
+  assign(layer_, slot, kOther);
+  maps_.slot_of[kOther] = slot;  // of a slot that was free: its stamp says so still
+  EXPECT_EQ(look_up(layer_, kOther, kNow), slot);
+  publish(layer_, slot, kOther, kNow);
+  maps_.content[at(slot)] = kOther;
+  expect_whole();
+  maps_.stamp[at(slot)] = kClaimed;  // of a slot that was evicted
+  EXPECT_EQ(protect(layer_, slot, kOther, kNow), Protection::unsettled);
+  maps_.stamp[at(slot)] = kNow;
+  maps_.slot_of[kOther] = kPending;
+  EXPECT_EQ(look_up(layer_, kOther, kNow), kPending);
+}
+
+TEST_F(Residency, AStampAheadOfTheTickIsAHit) {
+  maps_.stamp[at(slot_)] = kNow + 1;  // a later block of rows was recalled first
+  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
+  EXPECT_EQ(maps_.stamp[at(slot_)], kNow + 1);
+}
+
+TEST_F(Residency, ARowThatGotNoSlotIsFetchedByTheNextCall) {
+  maps_.slot_of[kOther] = failed_at(kNow);
+  EXPECT_EQ(wait_for(layer_, kOther, kNow), kNone);
+  EXPECT_EQ(look_up(layer_, kOther, kNow + 1), kNone);
+  EXPECT_EQ(look_up(layer_, kOther, kNow + 1), kPending);
+  const std::int32_t slot = pop();
+  assign(layer_, slot, kOther);
+  publish(layer_, slot, kOther, kNow + 1);
+  EXPECT_EQ(wait_for(layer_, kOther, kNow + 1), slot);
+}
+
+TEST_F(Residency, AFailureSaysInWhichCall) {
+  for (const std::int32_t tick : {1, 2, kNow, kClaimed - 1}) {
+    EXPECT_LT(failed_at(tick), kPending);
+    EXPECT_NE(failed_at(tick), failed_at(tick - 1));
+  }
+}
+
+using TestBlock = Block<LayerView, void (*)()>;
+
+struct Crowd {
+  const char* name;
+  std::size_t threads;
+  std::int32_t slots;
+  std::int32_t rows;       ///< that there are
+  std::int32_t wanted;     ///< distinct ones in a call; more than there are slots: some get none
+  std::size_t per_thread;  ///< entries of a thread, at least
+  TestBlock::Windows windows;
+};
+
+void PrintTo(const Crowd& crowd, std::ostream* out) { *out << crowd.name; }
+
+void hold_up() {
+  thread_local std::minstd_rand engine(static_cast<unsigned>(std::hash<std::thread::id>{}(std::this_thread::get_id())));
+  if (engine() % 32 == 0) {
+    std::this_thread::yield();
+  }
+}
+
+class ResidencyThreads : public ::testing::TestWithParam<Crowd> {};
+
+/// What each thread asks for in a call: the wanted rows dealt out, then any of them again.
+std::vector<std::vector<std::int32_t>> deal(const Crowd& crowd, std::mt19937& engine) {
+  std::vector<std::int32_t> rows(at(crowd.rows));
+  std::iota(rows.begin(), rows.end(), 0);
+  std::ranges::shuffle(rows, engine);
+  rows.resize(at(crowd.wanted));
+  std::vector<std::vector<std::int32_t>> hands(crowd.threads);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    hands[i % crowd.threads].push_back(rows[i]);
+  }
+  for (std::vector<std::int32_t>& hand : hands) {
+    while (hand.size() < crowd.per_thread) {
+      hand.push_back(rows[engine() % rows.size()]);
+    }
+    std::ranges::shuffle(hand, engine);
+  }
+  return hands;
+}
+
+/// What is wrong after a call.
+std::string fault_of(const Crowd& crowd, const Maps<LayerView>& maps, std::int32_t now,
+                     const std::vector<TestBlock>& blocks) {
+  std::size_t given = 0;
+  std::size_t missed = 0;
+  std::set<std::int32_t> failed;
+  for (const auto& block : blocks) {
+    given += block.given();
+    missed += block.missed();
+    for (std::size_t i = 0; i < block.rows().size(); ++i) {
+      const std::int32_t row = block.rows()[i];
+      const std::int32_t slot = block.slots()[i];
+      if (slot == kNone) {
+        failed.insert(row);
+      } else if (slot < 0 || maps.host_of[at(slot)] != row || maps.stamp[at(slot)] != now) {
+        return "row " + std::to_string(row) + " was told slot " + std::to_string(slot);
+      }
+    }
+  }
+  // A row gets one slot at most, and none only while all slots are in use by this call.
+  const auto room = at(std::min(crowd.slots, crowd.wanted));
+  if (given > room || failed.size() > at(crowd.wanted) - room || (failed.empty() && missed != given)) {
+    return std::to_string(missed) + " misses, " + std::to_string(given) + " of them given slots, " +
+           std::to_string(failed.size()) + " rows without one";
+  }
+  return maps.fault(now, marks(now));
+}
+
+TEST_P(ResidencyThreads, KeepTheMapsWholeAndGetTheirRows) {
+  const Crowd& crowd = GetParam();
+  Maps<LayerView> maps(crowd.slots, crowd.rows);
+  const LayerView layer = maps.layer();
+  std::mt19937 engine(1);
+  std::vector<TestBlock> blocks;
+  std::int32_t now = 0;
+  std::int64_t operations = 0;
+  std::string fault;
+  bool done = false;
+  void (*const pause)() = hold_up;
+  // Between two calls, by one of the threads.
+  const auto next = [&]() noexcept {
+    if (now > 0) {
+      fault = fault_of(crowd, maps, now, blocks);
+    }
+    done = !fault.empty() || operations >= 200'000;
+    ++now;
+    for (std::size_t released = engine() % 8 == 0 ? engine() % at(crowd.rows) : 0; released > 0; --released) {
+      maps.release(static_cast<std::int32_t>(engine() % static_cast<unsigned>(crowd.rows)));
+    }
+    blocks.clear();
+    for (std::vector<std::int32_t>& rows : deal(crowd, engine)) {
+      operations += std::ssize(rows);
+      blocks.emplace_back(layer, std::move(rows), now, marks(now), pause);
+    }
+  };
+  next();
+  std::barrier barrier(std::ssize(blocks), next);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < crowd.threads; ++i) {
+    threads.emplace_back([&, i] {
+      while (!done) {
+        blocks[i].run(maps.content, crowd.windows);
+        barrier.arrive_and_wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(fault, "") << "in call " << now - 1;
+}
+
+INSTANTIATE_TEST_SUITE_P(Pools, ResidencyThreads,
+                         ::testing::Values(Crowd{"AsSmallAsTheStepNeeds", 4, 24, 48, 24, 6, {4, 2}},
+                                           Crowd{"AsSmallAsTheStepNeedsForTwo", 2, 3, 6, 3, 2, {2, 1}},
+                                           Crowd{"Duplicates", 4, 6, 12, 5, 16, {3, 1}},
+                                           Crowd{"Roomy", 3, 64, 256, 24, 16, {16, 2}},
+                                           Crowd{"Everything", 4, 64, 64, 40, 20, {16, 2}},
+                                           Crowd{"TooSmall", 4, 10, 32, 16, 8, {4, 2}},
+                                           Crowd{"Many", 8, 40, 400, 40, 8, {8, 2}}),
+                         [](const auto& crowd) { return crowd.param.name; });
+
+}  // namespace
+}  // namespace echo::residency_test
