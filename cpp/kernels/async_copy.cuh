@@ -58,6 +58,19 @@ __device__ inline void wait(SharedBarrier& barrier, std::uint32_t parity) {
   }
 }
 
+/// One lane of a warp that is there as a whole, chosen so that the compiler knows that it is one.
+__device__ inline bool elect_lane() {
+  std::uint32_t elected = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 /// A barrier of the hardware, for the `threads` of some warps: those that announce go on, those that join wait for all.
 /// They see what the others wrote before.
 __device__ inline void announce(int barrier, int threads) {

@@ -16,6 +16,7 @@ struct RowGroups {
   std::int32_t per_entry;
   std::int32_t rows;  ///< of a group, at most
   std::int32_t count;
+  std::uint32_t share;  ///< of a thread block, in units of 2^-32, rounded up
 };
 
 /// Rows [first, last) of the pass, all of one batch entry.
@@ -48,6 +49,26 @@ __device__ inline std::int32_t length_of(const ScoreParams& p, std::int32_t row,
   return length;
 }
 
+/// Key blocks of a group: as many as its furthest row needs.
+__device__ inline std::int32_t blocks_of(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors,
+                                         std::int32_t group) {
+  std::int32_t longest = 0;
+  if (group < groups.count) {
+    const GroupRows rows = rows_of(groups, p, group);
+#pragma unroll 1
+    for (std::int32_t row = rows.first; row < rows.last; ++row) {
+      longest = max(longest, length_of(p, row, errors));
+    }
+  }
+  return static_cast<std::int32_t>((static_cast<std::uint32_t>(longest) + kTokensPerBlock - 1U) / kTokensPerBlock);
+}
+
+/// The same as a function of its own, for what most calls never come to: short code stays in the instruction cache.
+__device__ __noinline__ inline std::int32_t far_blocks_of(const ScoreParams& p, const RowGroups& groups,
+                                                          const KernelErrorView& errors, std::int32_t group) {
+  return blocks_of(p, groups, errors, group);
+}
+
 /// The key blocks that a thread block scores, group by group. All lanes of a warp walk together.
 class GroupWalk {
  public:
@@ -65,70 +86,67 @@ class GroupWalk {
   __device__ std::int32_t count() const { return count_; }
 
  private:
-  /// Loads how many key blocks the 32 groups from chunk_ on have: as many as the furthest row of a group.
-  __device__ void load_chunk() {
-    const std::int32_t group = chunk_ + lane_index();
-    std::int32_t longest = 0;
-    if (group < groups_.count) {
-      const GroupRows rows = rows_of(groups_, p_, group);
-#pragma unroll 1
-      for (std::int32_t row = rows.first; row < rows.last; ++row) {
-        longest = max(longest, length_of(p_, row, errors_));
-      }
-    }
-    counts_ = longest / kTokensPerBlock + (longest % kTokensPerBlock != 0 ? 1 : 0);
+  /// Goes to the 32 groups from `chunk` on.
+  __device__ void load_chunk(std::int32_t chunk) {
+    chunk_ = chunk;
+    counts_ = far_blocks_of(p_, groups_, errors_, chunk + lane_index());
+    up_to_ = inclusive_warp_sum(counts_);
+  }
+
+  __device__ std::int32_t chunk_total() const { return __shfl_sync(kAllLanes, up_to_, kWarp - 1); }
+
+  /// First key block of a thread block's part.
+  __device__ std::int32_t part(std::uint32_t total, unsigned index) const {
+    return static_cast<std::int32_t>(index == gridDim.x ? total : __umulhi(total, index * groups_.share));
   }
 
   /// Takes the group of a lane, from a key block on.
   __device__ void take(int lane, std::int32_t block) {
     group_ = chunk_ + lane;
     block_ = block;
-    const std::int32_t all = __shfl_sync(kAllLanes, counts_, lane) - block;
-    count_ = left_ < all ? static_cast<std::int32_t>(left_) : all;
+    count_ = min(left_, __shfl_sync(kAllLanes, counts_, lane) - block);
   }
 
   const ScoreParams& p_;
   const RowGroups& groups_;
   const KernelErrorView& errors_;
-  std::int64_t left_ = 0;    ///< key blocks to score, the current group's included
+  std::int32_t left_ = 0;    ///< key blocks to score, the current group's included
   std::int32_t chunk_ = 0;   ///< first of the 32 groups that lanes know of
   std::int32_t counts_ = 0;  ///< key blocks of group chunk_ + lane
+  std::int32_t up_to_ = 0;   ///< and those of the chunk's groups before it
   std::int32_t group_ = 0;
   std::int32_t block_ = 0;
   std::int32_t count_ = 0;
 };
 
 __device__ inline bool GroupWalk::begin() {
-  std::int64_t total = 0;
+  counts_ = blocks_of(p_, groups_, errors_, lane_index());
+  up_to_ = inclusive_warp_sum(counts_);
+  std::int32_t total = chunk_total();
+  if (groups_.count > kWarp) {
 #pragma unroll 1
-  for (chunk_ = 0; chunk_ < groups_.count; chunk_ += kWarp) {
-    load_chunk();
-    total += __reduce_add_sync(kAllLanes, counts_);
+    for (std::int32_t chunk = kWarp; chunk < groups_.count; chunk += kWarp) {
+      load_chunk(chunk);
+      total += chunk_total();
+    }
+    load_chunk(0);
   }
-  const auto part = static_cast<std::int64_t>(static_cast<std::uint64_t>(total) / gridDim.x);
-  const auto more = static_cast<std::int64_t>(total - part * gridDim.x);  // thread blocks that take one more
-  const std::int64_t index = blockIdx.x;
-  const std::int64_t first = part * index + min(index, more);
-  left_ = part + (index < more ? 1 : 0);
+  const std::int32_t first = part(static_cast<std::uint32_t>(total), blockIdx.x);
+  left_ = part(static_cast<std::uint32_t>(total), blockIdx.x + 1) - first;
   if (left_ == 0) {
     return false;
   }
-  chunk_ = 0;
-  std::int64_t before = 0;  // key blocks of the chunks before
-  for (;; chunk_ += kWarp) {
-    if (groups_.count > kWarp) {  // otherwise the lanes still know
-      load_chunk();
-    }
-    const std::int32_t up_to = inclusive_warp_sum(counts_);
-    const unsigned beyond = __ballot_sync(kAllLanes, before + up_to > first);
-    if (beyond != 0U) {
-      const int lane = __ffs(static_cast<int>(beyond)) - 1;
-      before += __shfl_sync(kAllLanes, up_to - counts_, lane);
-      take(lane, static_cast<std::int32_t>(first - before));
-      return true;
-    }
-    before += __shfl_sync(kAllLanes, up_to, kWarp - 1);
+  std::int32_t before = 0;  // key blocks of the chunks before
+  unsigned beyond = __ballot_sync(kAllLanes, up_to_ > first);
+#pragma unroll 1
+  while (beyond == 0U) {
+    before += chunk_total();
+    load_chunk(chunk_ + kWarp);
+    beyond = __ballot_sync(kAllLanes, before + up_to_ > first);
   }
+  const int lane = __ffs(static_cast<int>(beyond)) - 1;
+  take(lane, first - before - __shfl_sync(kAllLanes, up_to_ - counts_, lane));
+  return true;
 }
 
 __device__ inline bool GroupWalk::next() {
@@ -139,8 +157,7 @@ __device__ inline bool GroupWalk::next() {
   unsigned nonempty = __ballot_sync(kAllLanes, counts_ > 0) & (~1U << static_cast<unsigned>(group_ - chunk_));
 #pragma unroll 1
   while (nonempty == 0U) {
-    chunk_ += kWarp;
-    load_chunk();
+    load_chunk(chunk_ + kWarp);
     nonempty = __ballot_sync(kAllLanes, counts_ > 0);
   }
   take(__ffs(static_cast<int>(nonempty)) - 1, 0);

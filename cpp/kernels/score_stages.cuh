@@ -15,22 +15,22 @@ inline constexpr int kMultipliers = 3;  ///< warpgroups
 inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
 inline constexpr int kLoaderWarps = 3;
 inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that fetches keys; loaders follow
-inline constexpr int kScoreThreads = (kMultiplierWarps + 1 + kLoaderWarps) * kWarp;
+inline constexpr int kOtherWarps = kMultiplierWarps + kLoaderWarps;
+inline constexpr int kScoreThreads = (kOtherWarps + 1) * kWarp;
 inline constexpr int kBarriersMade = 1;          ///< hardware barrier: the fetching warp may begin
 inline constexpr int kStart = 2;                 ///< and one more: the first queries are there
 inline constexpr int kBuffers = 2;               ///< of queries
 inline constexpr int kMostColumns = 512;         ///< rows x heads of a group
 inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can have
 inline constexpr int kStageBytes = 9 * 1024;     ///< a block of keys, on a multiple of the swizzle's 1024 bytes
-inline constexpr int kMostStages = 24;
+inline constexpr int kMostStages = 12;           ///< 12 blocks on their way keep memory busy
+static_assert(kMostStages % kMultipliers == 0);
 static_assert(kMapRowBytes == kMmaRowBytes && kTokensPerBlock == kMmaRows && kMapBlockBytes <= kStageBytes);
 
 /// What is in a stage.
-struct alignas(16) StageWork {
+struct alignas(8) StageWork {
   std::int32_t group;  ///< of the thread block, counted from 0
-  std::int32_t row;    ///< first row of the group, counted from the first of the row block
-  std::int32_t rows;   ///< of the group; 0 if there is no more work
-  std::int32_t token;  ///< first of the key block
+  std::int32_t token;  ///< first of the key block; kNone if there is no more work
 };
 
 /// How large the parts of shared memory are.
@@ -42,7 +42,7 @@ struct ScoreSizes {
   ECHO_HOST_DEVICE std::int32_t weight_bytes() const {
     return group_rows * heads * static_cast<std::int32_t>(sizeof(float));
   }
-  ECHO_HOST_DEVICE std::int32_t length_bytes() const { return (group_rows + 3) / 4 * 16; }
+  ECHO_HOST_DEVICE std::int32_t length_bytes() const { return (group_rows + 2 + 3) / 4 * 16; }
   /// What does not depend on the number of stages.
   ECHO_HOST_DEVICE std::int32_t fixed_bytes() const {
     return kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(SharedBarrier)));
@@ -50,8 +50,10 @@ struct ScoreSizes {
   ECHO_HOST_DEVICE static std::int32_t stage_bytes() {
     return kStageBytes + static_cast<int>(sizeof(StageWork)) + 2 * static_cast<int>(sizeof(SharedBarrier));
   }
+  /// A multiple of the warpgroups, so that in each round a stage is the same one's. Copies may end in any order: a
+  /// warpgroup that came to a stage before another had left its last phase would take that phase for its own.
   ECHO_HOST_DEVICE std::int32_t stages() const {
-    const std::int32_t fit = (kSharedBytes - fixed_bytes()) / stage_bytes();
+    const std::int32_t fit = (kSharedBytes - fixed_bytes()) / stage_bytes() / kMultipliers * kMultipliers;
     return fit < kMostStages ? fit : kMostStages;
   }
 };
@@ -85,22 +87,25 @@ struct ScoreStages {
 
   __device__ GroupQueries queries_of(std::int32_t group) const {
     const std::int32_t buffer = group % kBuffers;
+    auto* rows = reinterpret_cast<std::int32_t*>(lengths + buffer * sizes.length_bytes());
     return {queries + buffer * sizes.query_bytes(), reinterpret_cast<float*>(weights + buffer * sizes.weight_bytes()),
-            reinterpret_cast<std::int32_t*>(lengths + buffer * sizes.length_bytes())};
+            rows + 2, rows};
   }
 
-  /// By one warp.
-  __device__ void make_barriers() const {
-    static_assert(kMostStages <= kWarp && kBuffers <= kWarp);
-    if (lane_index() < stages) {
-      make_barrier(full[lane_index()], 1);
-      make_barrier(empty[lane_index()], kGroupWarps);
+  /// By `warps` warps together, each a few: a warp makes one after the other.
+  __device__ void make_barriers(int warp, int warps) const {
+    if (elect_lane()) {
+      for (int i = warp; i < stages; i += warps) {
+        make_barrier(full[i], 1);
+        make_barrier(empty[i], kGroupWarps);
+      }
+      if (warp >= warps - kBuffers) {
+        const int buffer = warps - 1 - warp;
+        make_barrier(queries_full[buffer], kLoaderWarps);
+        make_barrier(queries_empty[buffer], kMultiplierWarps);
+      }
+      publish_barriers();
     }
-    if (lane_index() < kBuffers) {
-      make_barrier(queries_full[lane_index()], kLoaderWarps * kWarp);
-      make_barrier(queries_empty[lane_index()], kMultiplierWarps);
-    }
-    publish_barriers();
     __syncwarp();
   }
 };

@@ -31,6 +31,20 @@ __device__ inline std::uint64_t operand_at(std::uint32_t shared_address) {
 namespace detail {
 
 /// A step of 32 of the 128 dimensions: d = a x b, plus d if `add`.
+__device__ inline void multiply_step(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)));
+}
+
 __device__ inline void multiply_step(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
   asm volatile(
       "{\n"
@@ -73,9 +87,9 @@ __device__ inline void multiply_step(float (&d)[64], std::uint64_t a, std::uint6
 
 }  // namespace detail
 
-/// d = a x b of n = 2 x kElements columns, finished on return. Called by all four warps with the same operands.
+/// Begins d = a x b of n = 2 x kElements columns. Called by all four warps with the same operands.
 template <int kElements>
-__device__ void multiply(float (&d)[kElements], std::uint64_t a, std::uint64_t b) {
+__device__ void begin_multiply(float (&d)[kElements], std::uint64_t a, std::uint64_t b) {
   constexpr int kStepBytes = 32;
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
@@ -84,6 +98,11 @@ __device__ void multiply(float (&d)[kElements], std::uint64_t a, std::uint64_t b
     detail::multiply_step(d, a + step * kStep, b + step * kStep, step > 0);
   }
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/// Waits for the products that were begun; d is theirs.
+template <int kElements>
+__device__ void finish_multiply(float (&d)[kElements]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
