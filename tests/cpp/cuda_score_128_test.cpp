@@ -12,7 +12,7 @@ namespace {
 using CudaScore128 = CudaTest;
 
 TEST_F(CudaScore128, OneDimensionOfOneHead) {
-  Pair pair(shape_128(64), {.batch = kDim, .table_stride = 1});
+  Pair128 pair(64, {.batch = kDim, .table_stride = 1});
   const auto value = [](int block, int token, int d) { return (block + token * 7 + d * 3) % 15 + 1; };
   set_keys(pair, [&](int block, int token, int d) { return static_cast<float>(value(block, token, d)); });
   Inputs inputs = zero_inputs(pair.gpu);
@@ -34,7 +34,7 @@ TEST_F(CudaScore128, OneDimensionOfOneHead) {
 
 TEST_F(CudaScore128, WeightsOfHeadsAndScalesOfKeys) {
   for (const std::int32_t heads : {8, 16, 32, 40, 64}) {
-    Pair pair(shape_128(heads), {.batch = heads, .table_stride = 1});
+    Pair128 pair(heads, {.batch = heads, .table_stride = 1});
     const auto value = [](int token, int d) { return (token * 5 + d) % 13 + 1; };
     const auto scale = [](int token) { return std::ldexp(1.0F, token - 32); };
     set_keys(pair, [&](int, int token, int d) { return static_cast<float>(value(token, d)); }, scale);
@@ -60,7 +60,7 @@ TEST_F(CudaScore128, WeightsOfHeadsAndScalesOfKeys) {
 
 TEST_F(CudaScore128, IntegersAtAllLengths) {
   for (const std::int32_t heads : {8, 16, 32, 40, 64}) {
-    Pair pair(shape_128(heads), {.batch = 11, .table_stride = 10});
+    Pair128 pair(heads, {.batch = 11, .table_stride = 10});
     set_integer_keys(pair, 30);
     const Inputs inputs = integer_inputs(pair.gpu, 31);
     const std::vector<std::int32_t> positions = {0, 1, 62, 63, 64, 255, 256, 300, kNone, 511, 639};
@@ -72,7 +72,7 @@ TEST_F(CudaScore128, RowsOfASession) {
   for (const std::int32_t heads : {8, 32, 64}) {
     for (const std::int32_t query_rows : {2, 3, 4, 7, 20}) {
       const Sizes sizes{.batch = 4, .query_rows = query_rows, .table_stride = 5};
-      Pair pair(shape_128(heads), sizes);
+      Pair128 pair(heads, sizes);
       set_integer_keys(pair, 32);
       const Inputs inputs = integer_inputs(pair.gpu, 33);
       std::vector<std::int32_t> positions;
@@ -92,7 +92,7 @@ TEST_F(CudaScore128, RowsOfASession) {
 TEST_F(CudaScore128, BlocksOfAPrompt) {
   for (const std::int32_t heads : {8, 32, 64}) {
     const Sizes sizes{.batch = 1, .query_rows = 150, .table_stride = 9};
-    Pair pair(shape_128(heads), sizes);
+    Pair128 pair(heads, sizes);
     set_integer_keys(pair, 34);
     const Inputs inputs = integer_inputs(pair.gpu, 35);
     std::vector<std::int32_t> positions(150);
@@ -106,7 +106,7 @@ TEST_F(CudaScore128, BlocksOfAPrompt) {
 
 TEST_F(CudaScore128, ManyShortRows) {
   const Sizes sizes{.batch = 700, .table_stride = 3};
-  Pair pair(shape_128(32), sizes);
+  Pair128 pair(32, sizes);
   set_integer_keys(pair, 36);
   const Inputs inputs = integer_inputs(pair.gpu, 37);
   std::mt19937 engine(38);
@@ -119,7 +119,7 @@ TEST_F(CudaScore128, ManyShortRows) {
 
 TEST_F(CudaScore128, LongRows) {
   const Sizes sizes{.batch = 5, .table_stride = 2100};
-  Pair pair(shape_128(64), sizes);
+  Pair128 pair(64, sizes);
   set_integer_keys(pair, 39);
   const Inputs inputs = integer_inputs(pair.gpu, 40);
   expect_equal_scores(pair, inputs, {131'199, 0, 16'384, kNone, 64}, pair.gpu.all_rows());
@@ -129,7 +129,7 @@ TEST_F(CudaScore128, OtherNumbersWithinTheirRounding) {
   for (const std::int32_t heads : {8, 32, 64}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const Sizes sizes{.batch = 5, .table_stride = 8};
-      Pair pair(shape_128(heads), sizes);
+      Pair128 pair(heads, sizes);
       fill_keys(pair, 41);
       const Inputs inputs = rounded_to_bf16(random_inputs(pair.gpu, 42));
       const std::vector<std::int32_t> positions = {511, 0, 100, kNone, 257};
@@ -141,7 +141,7 @@ TEST_F(CudaScore128, OtherNumbersWithinTheirRounding) {
 }
 
 TEST_F(CudaScore128, UnusedTokensLeaveNoTrace) {
-  Pair pair(shape_128(64), {.batch = 4, .table_stride = 4});
+  Pair128 pair(64, {.batch = 4, .table_stride = 4});
   set_integer_keys(pair, 43);
   const Inputs inputs = integer_inputs(pair.gpu, 44);
   const std::vector<std::int32_t> positions = {0, 62, 64, 130};
@@ -160,7 +160,7 @@ TEST_F(CudaScore128, UnusedTokensLeaveNoTrace) {
 
 TEST_F(CudaScore128, NanAndInfinity) {
   for (const std::int32_t heads : {8, 64}) {
-    Pair pair(shape_128(heads), {.batch = 4, .table_stride = 2});
+    Pair128 pair(heads, {.batch = 4, .table_stride = 2});
     set_integer_keys(pair, 45);
     auto keys = pair.cpu.index_keys.read();
     const auto first = static_cast<std::size_t>(pair.cpu.index_block_bytes());  // block 1 is row 0's first
@@ -183,7 +183,7 @@ TEST_F(CudaScore128, NanAndInfinity) {
 }
 
 TEST_F(CudaScore128, WhatIsOutOfBoundsIsReported) {
-  Pair pair(shape_128(64), {.batch = 3, .table_stride = 4});
+  Pair128 pair(64, {.batch = 3, .table_stride = 4});
   set_integer_keys(pair, 47);
   const Inputs inputs = integer_inputs(pair.gpu, 48);
   std::vector<std::int32_t> positions = {200, 256, 255};
@@ -228,8 +228,28 @@ TEST_F(CudaScore128, BitsDependOnQueryAndKeyAlone) {
   }
 }
 
+TEST_F(CudaScore128, TheSettingDecidesWhichKernelScores) {
+  const RuntimeConfig generic;
+  for (const RuntimeConfig& config : {generic, own_kernels()}) {
+    Pair pair(shape_128(64), {.batch = 2, .table_stride = 1}, config);
+    set_integer_keys(pair, 55);
+    const DeviceArray queries(pair.gpu.backend, filled(2 * 64 * kDim + 1, 1.0F));
+    const DeviceArray weights(pair.gpu.backend, filled(2 * 64, 1.0F));
+    pair.gpu.begin(1, {63, 63});
+    const auto call = [&] {  // only the generic kernel takes queries that are not aligned to 16 bytes
+      pair.gpu.backend.score(params_of(pair.gpu, pair.gpu.all_rows(), queries.data() + 1, DType::f32, weights.data()));
+      pair.gpu.backend.synchronize();
+    };
+    if (config.kernels == "auto" && can_score_128()) {
+      EXPECT_THROW(call(), InvalidArgument);
+    } else {
+      EXPECT_NO_THROW(call());
+    }
+  }
+}
+
 TEST_F(CudaScore128, ReplaysReadNewLengths) {
-  Pair pair(shape_128(64), {.batch = 6, .table_stride = 20});
+  Pair128 pair(64, {.batch = 6, .table_stride = 20});
   set_integer_keys(pair, 49);
   const Inputs inputs = integer_inputs(pair.gpu, 50);
   const DeviceArray queries(pair.gpu.backend, inputs.queries);

@@ -3,8 +3,11 @@
 // what the sums of other numbers may be off by.
 
 #include <ranges>
+#include <string>
 
 #include "cuda_score_world.hpp"
+#include "echo/device_report.hpp"
+#include "echo/runtime.hpp"
 #include "kernels/number_formats.hpp"
 
 namespace echo::cuda_test {
@@ -17,6 +20,22 @@ inline ShapeView shape_128(std::int32_t heads) {
   shape.index_dim = kDim;
   return shape;
 }
+
+/// With the kernel that is meant here.
+inline RuntimeConfig own_kernels() {
+  RuntimeConfig config;
+  config.kernels = "auto";
+  return config;
+}
+
+/// Whether there is one for this device in this build.
+inline bool can_score_128() {
+  return device_report().compute_capability == 90 && build_info().find("90a") != std::string::npos;
+}
+
+struct Pair128 : Pair {
+  Pair128(std::int32_t heads, const Sizes& sizes) : Pair(shape_128(heads), sizes, own_kernels()) {}
+};
 
 inline std::vector<float> filled(std::size_t count, float value) { return std::vector<float>(count, value); }
 
@@ -153,7 +172,7 @@ inline void expect_within_rounding(const World& gpu, const Inputs& inputs, const
 inline std::vector<float> scores_of_one_query(std::int32_t heads, const Sizes& sizes, BlockView block,
                                               const std::vector<float>* alone = nullptr) {
   constexpr std::int32_t kLength = 2100;
-  const auto backend = make_cuda_backend(0, RuntimeConfig{});
+  const auto backend = make_cuda_backend(0, own_kernels());
   World world(*backend, shape_128(heads), sizes);
   const auto block_bytes = static_cast<std::size_t>(world.index_block_bytes());
   auto keys = world.index_keys.read();
