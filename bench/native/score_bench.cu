@@ -23,6 +23,7 @@
 #include "kernels/number_formats.hpp"
 #include "runtime/backend.hpp"
 #include "runtime/backends.hpp"
+#include "timed_graph.hpp"
 
 #define ECHO_SCORE_BENCH_API extern "C" __attribute__((visibility("default")))
 
@@ -60,21 +61,17 @@ __global__ void fill_keys(std::uint32_t* words, std::int64_t count, std::uint64_
   }
 }
 
-class TimeEvent {
- public:
-  TimeEvent() { ECHO_CUDA_CHECK(cudaEventCreate(&handle)); }
-  ~TimeEvent() { ECHO_CUDA_WARN(cudaEventDestroy(handle)); }
-  TimeEvent(const TimeEvent&) = delete;
-  TimeEvent& operator=(const TimeEvent&) = delete;
-
-  cudaEvent_t handle = nullptr;
-};
-
 template <typename T>
 Buffer uploaded(Backend& backend, const std::vector<T>& values, const char* name) {
   Buffer buffer(backend.device_memory(), values.size() * sizeof(T), name);
   backend.copy_to_device(buffer.data(), values.data(), buffer.bytes());
   return buffer;
+}
+
+RuntimeConfig own_kernels() {
+  RuntimeConfig config;
+  config.kernels = "auto";
+  return config;
 }
 
 class ScoreCase {
@@ -84,7 +81,7 @@ class ScoreCase {
         rows_(sizes.batch * sizes.query_rows),
         table_stride_((sizes.length + kTokensPerBlock - 1) / kTokensPerBlock),
         blocks_(sizes.batch * table_stride_),
-        backend_(make_cuda_backend(0, RuntimeConfig{})) {
+        backend_(make_cuda_backend(0, own_kernels())) {
     backend_->use_stream(reinterpret_cast<std::uintptr_t>(stream_.get()));
     backend_->prepare({.shape = shape(),
                        .layers = sizes.layers,
@@ -102,28 +99,21 @@ class ScoreCase {
     }
     ECHO_CUDA_CHECK(cudaGetLastError());
     backend_->synchronize();
-    capture();
+    graph_.emplace(stream_.get(), [this] { score_layers(); });
   }
-  ~ScoreCase() {
-    if (executable_ != nullptr) {
-      ECHO_CUDA_WARN(cudaGraphExecDestroy(executable_));
-    }
-    backend_->retire();
-  }
+  ~ScoreCase() { backend_->retire(); }
   ScoreCase(const ScoreCase&) = delete;
   ScoreCase& operator=(const ScoreCase&) = delete;
 
-  int nodes() const { return nodes_; }
+  int nodes() const { return graph_->nodes(); }
 
   /// Microseconds of all layers.
   double replay() {
-    ECHO_CUDA_CHECK(cudaEventRecord(begin_.handle, stream_.get()));
-    ECHO_CUDA_CHECK(cudaGraphLaunch(executable_, stream_.get()));
-    ECHO_CUDA_CHECK(cudaEventRecord(end_.handle, stream_.get()));
+    begin_.record(stream_.get());
+    graph_->launch(stream_.get());
+    end_.record(stream_.get());
     backend_->synchronize();
-    float milliseconds = 0.0F;
-    ECHO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin_.handle, end_.handle));
-    return 1000.0 * static_cast<double>(milliseconds);
+    return end_.since(begin_);
   }
 
   /// Throws where a score of the last layer is off by more than FP8 tensor cores round.
@@ -143,7 +133,7 @@ class ScoreCase {
   std::int64_t score_stride() const { return static_cast<std::int64_t>(table_stride_) * kTokensPerBlock; }
 
   void make_inputs();
-  void capture();
+  void score_layers();
 
   EchoScoreCase sizes_;
   std::int32_t rows_;
@@ -163,8 +153,7 @@ class ScoreCase {
   std::vector<Buffer> keys_;
   TimeEvent begin_;
   TimeEvent end_;
-  cudaGraphExec_t executable_ = nullptr;
-  int nodes_ = 0;
+  std::optional<TimedGraph> graph_;
 };
 
 void ScoreCase::make_inputs() {
@@ -191,9 +180,7 @@ void ScoreCase::make_inputs() {
                   "scores");
 }
 
-void ScoreCase::capture() {
-  cudaGraph_t graph = nullptr;
-  ECHO_CUDA_CHECK(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+void ScoreCase::score_layers() {
   for (const Buffer& keys : keys_) {
     LayerView layer{};
     layer.slots = 64;
@@ -208,7 +195,8 @@ void ScoreCase::capture() {
                               .block_table = device_table_->data<std::int32_t>(),
                               .rows = rows_,
                               .query_rows = sizes_.query_rows,
-                              .table_stride = table_stride_},
+                              .table_stride = table_stride_,
+                              .owners = nullptr},
                      .block = {.first = 0, .count = rows_, .tick_offset = 0},
                      .shape = shape(),
                      .index_q = device_queries_->data(),
@@ -217,13 +205,6 @@ void ScoreCase::capture() {
                      .scores = scores_->data<float>(),
                      .score_stride = score_stride()});
   }
-  ECHO_CUDA_CHECK(cudaStreamEndCapture(stream_.get(), &graph));
-  std::size_t nodes = 0;
-  ECHO_CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &nodes));
-  nodes_ = static_cast<int>(nodes);
-  const cudaError_t made = cudaGraphInstantiate(&executable_, graph, 0);
-  ECHO_CUDA_WARN(cudaGraphDestroy(graph));
-  ECHO_CUDA_CHECK(made);
 }
 
 void ScoreCase::verify() const {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[2]
+from native.binding import library_path
+
 _BLOCK_TOKENS = 64
 BLOCK_BYTES = _BLOCK_TOKENS * 132
 _CYCLED_BYTES = 1 << 30  # index keys of all layers together, many times the L2 cache
@@ -64,8 +64,7 @@ class _NativeCase(ctypes.Structure):
 def load() -> ctypes.CDLL:
     """The library with its signatures. OSError where there is none."""
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # no kernel is loaded while a graph is captured or timed
-    default = _ROOT / "build/gpu-wheel/libecho_bench.so"
-    library = ctypes.CDLL(os.environ.get("ECHO_BENCH_LIBRARY", str(default)))
+    library = ctypes.CDLL(str(library_path()))
     pointer = ctypes.c_void_p
     for name, result, arguments in (
         ("devices", ctypes.c_int, []),
@@ -86,7 +85,7 @@ def skip_reason() -> str | None:
     try:
         library = load()
     except (OSError, AttributeError) as error:
-        return f"libecho_bench is not built (CMake: -DECHO_BUILD_BENCH=ON): {error}"
+        return f"libecho_bench is not built (tools/gpu_check.sh bench-score does it): {error}"
     return None if library.echo_score_bench_devices() > 0 else "no CUDA device can be used"
 
 

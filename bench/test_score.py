@@ -1,17 +1,17 @@
 """Index scores: a CUDA graph of many layers, each with index keys of its own so that the L2 cache is cold.
 
-`pytest bench/test_indexer.py --benchmark-only`; medians, microseconds per layer. DeepGEMM runs beside it where it is
+`tools/gpu_check.sh bench-score`; medians, microseconds per layer. DeepGEMM runs beside it where it is
 installed. `of_floor` is the time over that of reading the keys at the memory's datasheet speed.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import record
+from gates import Gates
 from native.score_binding import Case, ScoreBench, skip_reason
 
 ROUNDS = 15
@@ -35,17 +35,6 @@ DEEP_GEMM = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[list[dict[str, Any]]]:
-    """What is written to bench/results when all cases are done."""
-    if (reason := skip_reason()) is not None:
-        pytest.skip(reason)
-    cases: list[dict[str, Any]] = []
-    yield cases
-    if cases:
-        print(f"\nresults are in {record.write('indexer', cases)}")
-
-
 def deep_gemm_us(case: Case) -> dict[str, Any]:
     """The peer's median, or why there is none."""
     if case.query_rows > 2:
@@ -62,22 +51,25 @@ def deep_gemm_us(case: Case) -> dict[str, Any]:
 
 @pytest.mark.benchmark(group="score")
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_score(case: Case, benchmark: Any, results: list[dict[str, Any]]) -> None:
+def test_score(case: Case, benchmark: Any, gates: Callable[[str], Gates]) -> None:
     """One launch per layer, right scores, and how long it takes."""
+    if (reason := skip_reason()) is not None:
+        pytest.skip(reason)
     bench = ScoreBench(case)
     try:
         times: list[float] = []
         benchmark.pedantic(lambda: times.append(bench.replay()), rounds=ROUNDS, warmup_rounds=WARM_UP)
         bench.verify()
-        assert bench.launches_per_layer() == 1, "the general kernel was taken"
+        launches = bench.launches_per_layer()
+        assert launches == 1, "the generic kernel was taken"
     finally:
         bench.close()
     us = statistics.median(times[-ROUNDS:])
     floor = case.key_bytes / MEMORY_BYTES_PER_US
-    figures = {"us": us, "layers": case.layers, "us_floor": floor, "of_floor": us / floor}
+    figures: dict[str, Any] = {"us": us, "launches_per_layer": launches, "us_floor": floor, "of_floor": us / floor}
     if (before := DEEP_GEMM.get((case.batch, case.length))) and case == Case(case.batch, case.length):
         figures["us_deep_gemm_before"] = before
     figures["peers"] = {"deep_gemm": deep_gemm_us(case)}
-    benchmark.extra_info.update(figures)
-    results.append({"case": case.keys(), **figures})
-    print(f"\n{case}: {us:.2f} us, {us / floor:.2f} x floor, DeepGEMM {figures['peers']['deep_gemm']}, before {before}")
+    benchmark.extra_info["figures"] = figures
+    problems = gates("score").add(case.keys(), figures, exact=("launches_per_layer",), times=("us",))
+    assert not problems, "\n".join(problems)
