@@ -208,6 +208,20 @@ TEST_F(CudaScore128, WhatIsOutOfBoundsIsReported) {
   }
 }
 
+TEST_F(CudaScore128, MoreKeyBlocksThanItCountsAreRefused) {
+  if (!can_score_128()) {
+    GTEST_SKIP() << "no kernel of its own for this device in this build";
+  }
+  Pair128 pair(64, {.batch = 3, .table_stride = 4});
+  const Inputs inputs = zero_inputs(pair.gpu);
+  const DeviceArray queries(pair.gpu.backend, inputs.queries);
+  const DeviceArray weights(pair.gpu.backend, inputs.weights);
+  pair.gpu.begin(1, {0, 0, 0});
+  auto params = params_of(pair.gpu, pair.gpu.all_rows(), queries.data(), DType::f32, weights.data());
+  params.score_stride = std::int64_t{1} << 40;
+  EXPECT_THROW(pair.gpu.backend.score(params), InvalidArgument);
+}
+
 TEST_F(CudaScore128, BitsDependOnQueryAndKeyAlone) {
   for (const std::int32_t heads : {32, 64}) {
     const auto sizes = [](std::int32_t batch, std::int32_t query_rows) {
@@ -269,6 +283,44 @@ TEST_F(CudaScore128, ReplaysReadNewLengths) {
     pair.gpu.scores.write(std::vector<float>(pair.gpu.scores.size(), std::numeric_limits<float>::infinity()));
     replay();
     pair.gpu.backend.synchronize();
+    expect_equal_scores(pair, inputs, positions, pair.gpu.all_rows(), /*on_gpu=*/false);
+  }
+}
+
+TEST_F(CudaScore128, AReplaySeesTheKeysThatItAppends) {
+  Pair128 pair(64, {.batch = 6, .table_stride = 20});
+  set_integer_keys(pair, 56);
+  const Inputs inputs = integer_inputs(pair.gpu, 57);
+  const DeviceArray queries(pair.gpu.backend, inputs.queries);
+  const DeviceArray weights(pair.gpu.backend, inputs.weights);
+  DeviceArray keys(pair.gpu.backend, filled(6 * kDim, 0.0F));
+  const auto append = [](World& world, const float* index_keys) {
+    world.backend.append({.layer = world.layer(),
+                          .step = world.step(),
+                          .shape = world.shape,
+                          .kv = nullptr,
+                          .kv_dtype = DType::f32,
+                          .index_key = index_keys,
+                          .index_key_dtype = DType::f32,
+                          .to_slots = false});
+  };
+  const auto replay = pair.gpu.backend.capture([&] {
+    append(pair.gpu, keys.data());
+    pair.gpu.backend.score(params_of(pair.gpu, pair.gpu.all_rows(), queries.data(), DType::f32, weights.data()));
+  });
+  std::mt19937 engine(58);
+  for (int turn = 0; turn < 32; ++turn) {
+    std::vector<std::int32_t> positions(6);
+    std::ranges::generate(positions, [&] { return static_cast<std::int32_t>(engine() % 1280U); });
+    std::vector<float> appended(6 * kDim);
+    std::ranges::generate(appended, [&] { return static_cast<float>(engine() % 7U) - 3.0F; });
+    pair.gpu.begin(turn, positions);
+    keys.write(appended);
+    pair.gpu.scores.write(filled(pair.gpu.scores.size(), std::numeric_limits<float>::infinity()));
+    replay();
+    pair.gpu.backend.synchronize();
+    pair.cpu.begin(turn, positions);
+    append(pair.cpu, appended.data());
     expect_equal_scores(pair, inputs, positions, pair.gpu.all_rows(), /*on_gpu=*/false);
   }
 }
