@@ -20,6 +20,7 @@ import echo
 from echo import hf
 from echo.traces import Trace, shipped
 from echo.traces.comparison import compare, slots_of
+from echo.traces.drive import Counters
 
 ROOT = Path(__file__).parents[1]
 TEXTS = {"code": "models/tiny_dsa/*.py", "prose": "python/echo/data/memory.txt"}
@@ -53,17 +54,17 @@ def decoded(
     seen: list[NDArray[np.int32]] = []
     model = hf.DsaModel(network, observer=lambda p, _: seen.append(torch.from_dlpack(p.selection)[0].numpy().copy()))
     capacity = prompt + len(following)
-    misses = []
     with echo.Runtime(
         model.shape(), device="cpu", host_tokens=capacity, max_context=capacity, max_batch=1, gpu_slots=slots
     ) as runtime:
         session = runtime.open_session(capacity)
         runtime.import_kv(session, kv)
+        counters = Counters(runtime)
         for token in following:
             runtime.step(echo.Batch([session], [token]), model.forward)
-            misses.append([layer.misses for layer in runtime.stats().layers])
-    counts = np.diff(np.asarray(misses, np.int64), axis=0, prepend=0)
-    return counts, np.stack(seen).reshape(*counts.shape, -1)
+            counters.note()
+    misses = counters.steps()[..., 1]
+    return misses, np.stack(seen).reshape(*misses.shape, -1)
 
 
 def cases_of(name: str, trace: Trace, tokens: list[int], pools: Sequence[float]) -> list[dict[str, Any]]:

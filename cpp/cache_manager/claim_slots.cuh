@@ -21,7 +21,9 @@ namespace echo {
 inline constexpr std::int32_t kClaimers = 256;    ///< threads that claim slots, the last ones of a block
 inline constexpr std::int32_t kClaimBarrier = 1;  ///< theirs
 inline constexpr std::int32_t kMostPlanned = 2;   ///< windows that a call with many misses spreads them over
-inline constexpr std::int32_t kExpectMisses = 4;  ///< ticks after a call that needed slots, in which one is expected to
+/// A call within so many ticks of one that needed slots looks ahead: misses come in nearly every step or in none for
+/// long.
+inline constexpr std::int32_t kExpectMisses = 4;
 
 /// A slot as a thread saw it.
 struct Sight {
@@ -101,7 +103,7 @@ __device__ inline void find_edge(ClaimShared& shared, std::int32_t quota) {
   const std::int32_t before = sum - both;
   if (lane == kWarp - 1 && sum < quota) {
     shared.edge = kColdest;
-    shared.at_edge = kWindow;
+    shared.at_edge = kClaimers;
   }
   if (before < quota && quota <= sum) {
     const bool in_first = quota <= before + first;

@@ -14,13 +14,13 @@ struct LayerCounters {
   std::int64_t misses;
   std::int64_t evictions;
   std::int64_t appended;
-  std::int64_t lost_races;  ///< misses that another thread was already fetching
+  std::int64_t lost_races;  ///< hits whose row was just being fetched for another entry
 };
 
 struct LayerView {
   std::byte* pool;           ///< [slots, row_bytes] rows on the GPU
   std::byte* slab;           ///< [host_rows, host_stride] this layer's part of the host pool, device alias
-  std::int32_t* slot_of;     ///< [host_rows] host row -> slot or kNone
+  std::int32_t* slot_of;     ///< [host_rows] host row -> slot; negative: not resident
   std::int32_t* host_of;     ///< [slots] slot -> host row or kNone
   std::int32_t* stamp;       ///< [slots] tick of last use, kFree if free
   std::int32_t* free_slots;  ///< [slots] a stack: the first `replacement->free` entries are the free slots

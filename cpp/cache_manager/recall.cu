@@ -6,16 +6,16 @@
 //   look up       three dependent loads per entry (selection, block table, slot_of) and one atomic maximum,
 //   list misses   in order, in shared memory,
 //   start rows    from host memory into registers, before there is a slot for them,
-//   copy          those to their slots, then the rest; warps side by side in the list, since reads of neighbouring rows
-//                 at the same time share address translations, which is what host reads cost; and not all at once:
-//                 some thousand open translations are slower than one thousand,
+//   copy          those to their slots, then the rest (copy_rows.cuh),
 //   wait          for rows that other blocks fetch, and write the slots of their entries;
 // the other half finds slots meanwhile (claim_slots.cuh).
 // The first blocks append the new rows of the pass, if kv is given (append_rows.cuh). Entries that select those wait
-// for them; all blocks of a decode step are on the GPU together, and the first ones start first.
-// Cost on an H200: 4-5 us for 26K hits; misses cost what the link takes, 30-35 fresh rows per us, from 4 us on.
+// for them: for blocks that started before their own.
+// Cost on an H200 (bench/results/recall.json): 4.8 us for 26,624 hits; 23, 75 and 248 us with 533, 2,665 and 13,312
+// misses among them.
 #include <algorithm>
 
+#include "cache_manager/copy_rows.cuh"
 #include "cache_manager/recall.cuh"
 #include "kernels/append_rows.cuh"
 #include "kernels/launch.cuh"
@@ -30,8 +30,6 @@ constexpr int kLookBarrier = 2;           ///< theirs
 constexpr int kBlocksPerSm = 2;           ///< that run together
 constexpr int kMostPerThread = 8;
 constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
-constexpr int kPieces = 4;                               ///< 16-byte pieces that a lane has under way
-constexpr std::int32_t kRowsAtOnce = 2048;               ///< under way in the whole grid, about
 
 struct RecallShared {
   std::int32_t missing;
@@ -45,57 +43,10 @@ struct RecallShared {
 
 /// What recall knows of an entry of the selection.
 struct Entry {
-  std::int32_t row = kNone;  ///< host row, kNone where there is nothing to recall
-  std::int32_t slot =
-      kNone;  ///< kNone: to be fetched; then kListed - place in the list; kPending: another thread does it
+  std::int32_t row = kNone;   ///< host row, kNone where there is nothing to recall
+  std::int32_t slot = kNone;  ///< kNone: to be fetched, then kListed - place in the list; kPending: others fetch it
 };
 constexpr std::int32_t kListed = -16;
-
-/// Rows of the list that go through one warp together: their pieces, from `first` on, in registers.
-class RowGroup {
- public:
-  __device__ RowGroup(const LayerView& layer, const RecallShared& shared, std::int32_t first, std::int32_t rows)
-      : layer_(layer), shared_(shared), first_(first), pieces_(layer.row_bytes / kPieceBytes), total_(rows * pieces_) {}
-
-  /// Pieces of the whole group; a round moves kPieces * kWarp of them.
-  __device__ std::int32_t total() const { return total_; }
-
-  __device__ void load(std::int32_t round) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const std::int32_t piece = round + i * kWarp + lane_index();
-      if (piece < total_) {
-        const std::byte* row = row_address(layer_.slab, shared_.rows[first_ + piece / pieces_], layer_.host_stride);
-        loaded_[i] = __ldcs(reinterpret_cast<const uint4*>(row) + piece % pieces_);
-      }
-    }
-  }
-
-  /// Once their slots are known. Rows that got none are dropped.
-  __device__ void store(std::int32_t round) const {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const std::int32_t piece = round + i * kWarp + lane_index();
-      if (piece < total_) {
-        const std::int32_t slot = shared_.slots[first_ + piece / pieces_];
-        if (slot >= 0) {
-          reinterpret_cast<uint4*>(row_address(layer_.pool, slot, layer_.row_bytes))[piece % pieces_] = loaded_[i];
-        }
-      }
-    }
-  }
-
-  static constexpr std::int32_t kPieceBytes = 16;
-  static constexpr std::int32_t kRound = kPieces * kWarp;
-
- private:
-  const LayerView& layer_;
-  const RecallShared& shared_;
-  std::int32_t first_;
-  std::int32_t pieces_;
-  std::int32_t total_;
-  uint4 loaded_[kPieces];
-};
 
 /// Host row of an entry, kNone where there is none; `is_new`: this launch appends it.
 __device__ std::int32_t selected_row(const RecallParams& p, std::int64_t entry, bool& is_new,
@@ -181,33 +132,6 @@ __device__ std::int32_t list_missing(Entry (&entries)[kPerThread], RecallShared&
   return missing;
 }
 
-/// Copies the listed rows, once the claimers have slots for them.
-__device__ void copy_missing(const RecallParams& p, std::int32_t missing, RecallShared& shared) {
-  const std::int32_t pieces = p.layer.row_bytes / RowGroup::kPieceBytes;
-  const std::int32_t share = max(1, kRowsAtOnce / static_cast<std::int32_t>(gridDim.x));  // of this block, at once
-  const std::int32_t warps = min(kWarps, share);
-  std::int32_t rows = share / warps;
-  while (rows > 1 && (rows * pieces > RowGroup::kRound || rows * warps > missing)) {
-    --rows;
-  }
-  const std::int32_t start = warp_index() < warps ? warp_index() * rows : missing;
-  RowGroup group(p.layer, shared, start, max(0, min(rows, missing - start)));
-  group.load(0);
-  meet(0, kThreads);  // the list has its slots
-  group.store(0);
-  for (std::int32_t round = RowGroup::kRound; round < group.total(); round += RowGroup::kRound) {
-    group.load(round);
-    group.store(round);
-  }
-  for (std::int32_t first = start + warps * rows; first < missing; first += warps * rows) {
-    RowGroup next(p.layer, shared, first, min(rows, missing - first));
-    for (std::int32_t round = 0; round < next.total(); round += RowGroup::kRound) {
-      next.load(round);
-      next.store(round);
-    }
-  }
-}
-
 /// Warps that look entries up, and copy what is missing.
 template <int kPerThread>
 __device__ void look_up_and_copy(const RecallParams& p, std::int32_t now, std::int32_t lanes, std::int64_t first_entry,
@@ -238,7 +162,7 @@ __device__ void look_up_and_copy(const RecallParams& p, std::int32_t now, std::i
   }
   meet(0, kThreads);  // the list is complete
   if (missing > 0) {
-    copy_missing(p, missing, shared);
+    copy_rows(p.layer, {shared.rows, shared.slots, missing}, warp_index(), kWarps, [] { meet(0, kThreads); });
   }
 
   bool failed = false;

@@ -2,15 +2,15 @@
 // The replacement rule, shared by CPU and GPU code: sampled eviction of what the indexer wants least.
 //
 // Free slots lie on a stack and go first: while everything fits, nothing is evicted. Otherwise a caller that needs
-// slots looks at a window of the pool behind a hand that goes round (`window_slots`, a few dozen slots per slot that it
-// needs), and gives away the coldest slots of it. How cold a slot is follows from the scores of this very step: the
-// indexer has just scored every token, and a row far below the k-th score is unlikely to be selected soon. Rows that
-// were not scored (their session is not in the batch, or the model reuses a selection) go by age. Both are scaled by
-// the extremes of the window, so there is nothing to tune: coldness 0 ... kColdest in equal steps. Of equally cold
-// slots those that the hand reaches first go.
-// A slot stamped in the current tick is never taken: it is selected, or new, in this very call.
-// Cost: O(slots needed), whatever the size of the pool (the ECHO paper sorts the pool: half of its management time).
-// Ticks start at 1 and never go back; a layer may skip some.
+// slots looks at a window of the pool, and gives away the coldest slots of it. How cold a slot is follows from the
+// scores of this very step: the indexer has just scored every token, and a row far below the k-th score is unlikely to
+// be selected soon. Rows that were not scored (their session is not in the batch, or the model reuses a selection) go
+// by age. Both are scaled by the extremes of the window, so there is nothing to tune: coldness 0 ... kColdest in equal
+// steps. A slot stamped in the current tick is never taken: it is selected, or new, in this very call. On the CPU one
+// caller looks behind a hand that goes round, at kSpread slots for each that it needs; of equally cold slots those that
+// the hand reaches first go. On a GPU every thread block looks at a window of its own (claim_slots.cuh). Cost: O(slots
+// needed) on the CPU, a window per block on a GPU, whatever the size of the pool (the ECHO paper sorts the pool: half
+// of its management time). Ticks start at 1 and never go back; a layer may skip some.
 
 #include <cstdint>
 
@@ -20,15 +20,15 @@ namespace echo {
 
 inline constexpr std::int32_t kFree = -1;        ///< stamp of a slot that holds no row
 inline constexpr std::int32_t kColdest = 63;     ///< coldness of what goes first
-inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at together, at most
+inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at together, at most (CPU)
 inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each that is needed ...
 inline constexpr std::int32_t kLeastSpread = 8;  ///< ... and the fewest, where many are needed
 inline constexpr std::int32_t kWindowGrain = 32;
 
 struct ReplacementState {
-  std::int32_t hand;        ///< where the next window begins
+  std::int32_t hand;        ///< where the next window begins (CPU)
   std::int32_t free;        ///< slots on the stack of free ones
-  std::int32_t missed = 0;  ///< latest tick in which slots were needed (GPU only: whether to expect it again)
+  std::int32_t missed = 0;  ///< latest tick in which slots were needed (GPU: whether to expect it again)
 };
 
 /// Slots of a window for a call that needs `needed` of them (at least 1); no more than the pool has.

@@ -23,7 +23,7 @@ namespace echo {
 
 /// Runs every verb as kernels on a stream. Verbs only launch: they neither wait nor allocate, so
 /// they can be captured into a graph. What kernels find wrong is thrown by the next synchronize()
-/// or copy_to_host().
+/// or upload_control().
 class CudaBackend final : public Backend {
  public:
   /// The device has to be current; `own_kernels` allows those made for its architecture. Throws NotSupported if this
@@ -84,7 +84,6 @@ class CudaBackend final : public Backend {
   Stream own_stream_;
   cudaStream_t stream_;
   Stream counter_stream_;  ///< beside the steps
-  Event filled_;           ///< what fill has set is what read_counters reads at least
   Event switched_;         ///< what is on the stream that use_stream leaves
   DeviceMemory device_memory_;
   PinnedMemory pinned_memory_;

@@ -29,7 +29,7 @@ struct StepView {
   std::int32_t rows;                ///< batch x query_rows, padding included
   std::int32_t query_rows;          ///< row r belongs to batch entry r / query_rows
   std::int32_t table_stride;
-  BlockOwner* owners;  ///< [host blocks] who wrote a host block's tokens; see begin
+  BlockOwner* owners;  ///< [host blocks] which batch entry holds a host block; see begin
 };
 
 /// Rows [first, first + count) of the pass, worked on with tick `*step.tick + tick_offset`.

@@ -1,5 +1,5 @@
 #pragma once
-// Sums and maxima over a warp or a block, in an order that does not depend on timing.
+// Sums and maxima over a warp or a block, in an order that does not depend on timing; barriers of a part of a block.
 
 #include <cstdint>
 

@@ -120,6 +120,7 @@ CacheState DeviceState::read_layer(std::int32_t layer) const {
     backend_->copy_to_host(out.data(), device, out.size() * sizeof(out[0]));
   };
   read(state.slot_of, view.slot_of);
+  std::ranges::replace_if(state.slot_of, [](std::int32_t slot) { return slot < 0; }, kNone);  // see residency.cuh
   read(state.host_of, view.host_of);
   read(state.stamp, view.stamp);
   read(state.slots, view.pool);

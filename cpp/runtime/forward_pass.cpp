@@ -35,7 +35,7 @@ void ForwardPass::attention(std::int32_t layer, const LayerInputs& in, const Arr
   state_->check_attend(in.q, out);
   state_->require_not_appended(layer);
   // While decoding, new rows need slots like the rows that are recalled: one call gives both.
-  const bool with_recall = !is_prefill() && blocks().size() == 1;
+  const bool with_recall = !is_prefill();
   const Array later = with_recall ? in.kv : Array{};
   state_->append(layer, with_recall ? Array{} : in.kv, in.index_key);
   for (const RowBlock rows : blocks()) {

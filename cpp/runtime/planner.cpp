@@ -111,8 +111,10 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("host_of", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("stamp", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("free_slots", slots * 4, layers, product(slots, "slots", 4, "B"));
-  device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1, "hands, counts of free slots");
-  device("counters", static_cast<std::int64_t>(sizeof(LayerCounters)) * layers, 1, "hits, misses, evictions");
+  device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1,
+         "hands, free slots, latest misses");
+  device("counters", static_cast<std::int64_t>(sizeof(LayerCounters)) * layers, 1,
+         "hits, misses, evictions, appended, lost races");
   device("scores", plan.block_rows * plan.config.max_context * 4, 1,
          product(plan.block_rows, "query rows", plan.config.max_context, "tokens x 4 B"));
   device("selection", plan.pass_rows * shape.top_k * 4, 1, product(plan.pass_rows, "rows", shape.top_k, "x 4 B"));

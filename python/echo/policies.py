@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import echo
-from echo.traces import Trace, shipped, synthetic
+from echo import trace_options
+from echo.traces import Trace, synthetic
 from echo.traces.comparison import Comparison, compare, slots_of
 from echo.traces.policies import POLICIES
 
@@ -29,45 +29,21 @@ LINES = {
 def add_command(commands: Any) -> None:
     """Adds `policies` to the commands."""
     parser = commands.add_parser("policies", help="compare policies of replacement on recorded or generated selections")
-    parser.add_argument(
-        "traces",
-        nargs="*",
-        metavar="TRACE",
-        help=f"files of `record`, traces that ship ({', '.join(shipped.NAMES)}), or generated ones "
-        f"({', '.join(synthetic.REGIMES)}; default: these)",
-    )
-    parser.add_argument(
-        "--pools", default="1,2,4,8", metavar="LIST", help="sizes of the pool in multiples of top-k (default 1,2,4,8)"
-    )
+    parser.add_argument("traces", nargs="*", metavar="TRACE", help=f"{trace_options.SOURCES}; default: these)")
     parser.add_argument(
         "--policies", default=",".join(POLICIES), metavar="LIST", help=f"(default {','.join(POLICIES)})"
     )
-    parser.add_argument("--layers", metavar="LIST", help="layers of the traces, 0 is the first (default: all)")
-    generated = parser.add_argument_group("generated selections")
-    generated.add_argument("--steps", type=int, default=300, metavar="N", help="decode steps (default 300)")
-    generated.add_argument("--top-k", type=int, default=512, metavar="N", help="(default 512)")
-    generated.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
-    generated.add_argument("--sinks", type=int, default=0, metavar="N", help="first tokens that are always selected")
-    generated.add_argument("--recency", type=int, default=0, metavar="N", help="reach of a bonus for recent tokens")
-    generated.add_argument("--turn-every", type=int, default=0, metavar="N", help="steps until the topic changes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, layer by layer")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw hit rates over pool sizes")
+    trace_options.add_flags(parser, pools="1,2,4,8", plot="draw hit rates over pool sizes")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints a table per trace, policies down, pools across."""
-    pools = _numbers("pools", options.pools, float)
-    if not all(1 <= pool <= 1 << 16 for pool in pools):
-        raise echo.InvalidArgument(f"pools: {options.pools!r} given, expected multiples of top-k from 1 to {1 << 16}")
+    pools, layers = trace_options.check(options)
     names = options.policies.split(",")
-    layers = None if options.layers is None else _numbers("layers", options.layers, int)
-    for path, name in ((options.json, "json"), (options.plot, "plot")):
-        if path is not None and (not path.parent.is_dir() or path.is_dir()):
-            raise echo.InvalidArgument(f"{name}: {str(path)!r} given, expected a file in a folder that exists")
     results: list[tuple[Trace, Comparison]] = []
     for source in options.traces or synthetic.REGIMES:
-        trace = _trace(source, options)
+        trace = trace_options.load(source, options)
         result = compare(trace, [slots_of(trace, pool) for pool in pools], names, layers)
         _print(trace, result, pools)
         results.append((trace, result))
@@ -80,31 +56,6 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         _plot(options.plot, results, pools)
     return 0
-
-
-def _trace(source: str, options: argparse.Namespace) -> Trace:
-    if source in shipped.NAMES:
-        trace = Trace.load(shipped.path_of(source))
-        return replace(trace, model=f"{trace.model}:{source}")
-    if source not in synthetic.REGIMES:
-        return Trace.load(source)
-    return synthetic.generate(
-        source,
-        steps=options.steps,
-        top_k=options.top_k,
-        seed=options.seed,
-        ranks=synthetic.ALL,
-        sinks=options.sinks,
-        recency=options.recency,
-        turn_every=options.turn_every,
-    )
-
-
-def _numbers(name: str, text: str, kind: Any) -> list[Any]:
-    try:
-        return [kind(word) for word in text.split(",")]
-    except ValueError as error:
-        raise echo.InvalidArgument(f"{name}: {text!r} given, expected numbers such as 1,2,4") from error
 
 
 def _print(trace: Trace, result: Comparison, pools: Sequence[float]) -> None:
@@ -126,14 +77,7 @@ def _print(trace: Trace, result: Comparison, pools: Sequence[float]) -> None:
 
 def _figures(trace: Trace, result: Comparison, pools: Sequence[float]) -> dict[str, Any]:
     return {
-        "model": trace.model,
-        "text": trace.text,
-        "notes": trace.notes,
-        "seed": trace.seed,
-        "steps": trace.steps,
-        "top_k": trace.top_k,
-        "ranks": trace.ranks,
-        "context": [int(trace.context[0]), int(trace.context[-1])],
+        **trace_options.figures(trace),
         "pools": list(pools),
         "slots": list(result.slots),
         "layers": list(result.layers),
@@ -143,13 +87,7 @@ def _figures(trace: Trace, result: Comparison, pools: Sequence[float]) -> dict[s
 
 
 def _plot(path: Path, results: Sequence[tuple[Trace, Comparison]], pools: Sequence[float]) -> None:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise echo.NotSupported("plot: matplotlib is missing; pip install 'echo-kv[demo]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = trace_options.pyplot()
     columns = min(3, len(results))
     rows = -(-len(results) // columns)
     figure, panels = pyplot.subplots(

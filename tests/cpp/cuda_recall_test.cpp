@@ -108,7 +108,7 @@ TEST_F(CudaRecall, RandomPassesRecallTheSameRowsAsOnTheCpu) {
                     3);  // many turns' worth
 }
 
-TEST_F(CudaRecall, AFullTurnOfTheHandAndTheWrapAround) {
+TEST_F(CudaRecall, ALargePoolIsUsedUpAndTurnedOver) {
   run_random_passes({.slots = 1024, .batch = 16, .query_rows = 4, .table_stride = 16}, 12, 4);
 }
 

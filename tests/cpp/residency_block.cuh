@@ -121,8 +121,9 @@ class Maps {
   ReplacementState replacement_;
 };
 
-/// A block of recall, step by step in the order of recall.cu and claim_slots.cuh, with small windows. `pause()` is
-/// called where a block may be held up.
+/// A block of recall as recall.cu and claim_slots.cuh have it, imitated with the same functions and with small windows,
+/// which here lie behind a shared hand: other blocks get in its way more often. `pause()` is called where a block may
+/// be held up.
 template <typename Layer, typename Pause>
 class Block {
  public:

@@ -2,7 +2,7 @@
 
 No public traces of DSA selections exist. `synthetic.generate` makes some with published miss rates, `SelectionRecorder`
 takes real ones from a model, `comparison.compare` says what pools of given sizes would have to fetch under which
-policies, `statistics` what else there is to know.
+policies, `drive.drive` what a runtime with such pools does, `statistics` what else there is to know.
 """
 
 from __future__ import annotations

@@ -1,0 +1,241 @@
+"""`echo-kv replay`: a trace drives a runtime's pools, selection and predictor, without a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import echo
+from echo import trace_options
+from echo.settings import readable
+from echo.traces import Trace
+from echo.traces.comparison import Comparison, compare, slots_of
+from echo.traces.drive import Driven, drive
+from echo.traces.layer_steps import LayerSteps
+from echo.traces.policies import make_pool
+from echo.traces.statistics import Forecast, forecasts, moving_average
+
+_POLICIES = ("lru", "belady")
+_ALPHAS = "0,0.3,0.5,0.7,0.9"
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """What one layer's pool did in the second half of a trace; `echo.LayerStats` says what is counted.
+
+    Attributes:
+        layer: of the trace.
+        hits, misses, evictions: misses are the rows fetched.
+        recalled_bytes: of the rows fetched.
+        hit_rate: hits per selected row, 1 if none was selected.
+        lru, belady: the same of exact LRU and of Belady's optimum.
+        full: whether the pool of LRU was full when counting began; else some misses are first uses.
+        forecasts: by alpha, of a threshold of prefetches; empty if the layer has no scores.
+    """
+
+    layer: int
+    hits: int
+    misses: int
+    evictions: int
+    recalled_bytes: int
+    hit_rate: float
+    lru: float
+    belady: float
+    full: bool
+    forecasts: list[Forecast]
+
+
+def add_command(commands: Any) -> None:
+    """Adds `replay` to the commands."""
+    parser = commands.add_parser("replay", help="drive a runtime's pools and predictor with a trace, without a model")
+    parser.add_argument("trace", metavar="TRACE", help=f"one of: {trace_options.SOURCES})")
+    trace_options.add_flags(parser, pools="1,1.5,2,4,8", plot="draw hit rates over pool sizes, and the predictor")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    parser.add_argument(
+        "--alpha",
+        default=_ALPHAS,
+        metavar="LIST",
+        help=f"weights of the past in the moving average of the k-th score (default {_ALPHAS}); "
+        "the runtime runs with the first",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints what the pools did layer by layer, then what the predictor would have fetched."""
+    pools, layers = trace_options.check(options)
+    alphas = trace_options.numbers("alpha", options.alpha, float)
+    if not all(0 <= alpha <= 1 for alpha in alphas):
+        raise echo.InvalidArgument(f"alpha: {options.alpha!r} given, expected numbers from 0 to 1")
+    trace = trace_options.load(options.trace, options)
+    slots = [slots_of(trace, pool) for pool in pools]
+    compared = compare(trace, slots, _POLICIES, layers)
+    driven = [drive(trace, size, compared.layers, device=options.device, alpha=alphas[0]) for size in slots]
+    results = [layer_counts(trace, compared, i, driven[i], alphas) for i in range(len(pools))]
+    first = driven[0]
+    print(f"{trace.model}: {trace.summary()}; rows of {first.row_bytes} B on {first.device}")
+    _print_pools(pools, results)
+    _print_forecasts(pools, results, alphas)
+    deviation = deviation_of(trace, compared.layers, first, alphas[0])
+    if deviation is not None:
+        print(f"the runtime's own average at alpha {alphas[0]:g} differs from it by {deviation:.1g} at most")
+    if options.json is not None:
+        report = {**_report(trace, pools, alphas, driven, results), "runtime_average_off_by": deviation}
+        options.json.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    if options.plot is not None:
+        _plot(options.plot, trace, pools, results)
+    return 0
+
+
+def layer_counts(
+    trace: Trace, compared: Comparison, pool: int, driven: Driven, alphas: Sequence[float]
+) -> list[LayerCounts]:
+    """Of one pool, the layers beside LRU, Belady and the predictor.
+
+    Args:
+        trace: what was replayed.
+        compared: of "lru" and "belady".
+        pool: its place in `compared.slots`.
+        driven: the runtime with that pool, on the layers of `compared`.
+        alphas: of `LayerCounts.forecasts`.
+    """
+    warm = trace.steps // 2
+    counts = []
+    for i, layer in enumerate(compared.layers):
+        hits, misses, evictions = (int(part[warm:, i].sum()) for part in (driven.hits, driven.misses, driven.evictions))
+        lru, belady = (1 - float(compared.rates[name][pool, i]) for name in _POLICIES)
+        steps = LayerSteps(trace, layer)
+        counts.append(
+            LayerCounts(
+                layer=layer,
+                hits=hits,
+                misses=misses,
+                evictions=evictions,
+                recalled_bytes=misses * driven.row_bytes,
+                hit_rate=hits / (hits + misses) if hits + misses else 1.0,
+                lru=lru,
+                belady=belady,
+                full=bool(compared.full[pool, i]),
+                forecasts=_forecasts(steps, driven.slots, alphas),
+            )
+        )
+    return counts
+
+
+def deviation_of(trace: Trace, layers: Sequence[int], driven: Driven, alpha: float) -> float | None:
+    """By how much the runtime's moving averages and those of the trace's k-th scores differ; None without scores."""
+    if trace.ranks == 0:
+        return None
+    expected = np.stack([moving_average(trace.kth_score[:, layer], alpha) for layer in layers], axis=1)
+    known = ~np.isnan(expected)
+    return float(np.abs(expected - driven.foretold)[known].max()) if known.any() else None
+
+
+def _forecasts(steps: LayerSteps, slots: int, alphas: Sequence[float]) -> list[Forecast]:
+    try:
+        return forecasts(make_pool(steps, slots, "echo"), alphas)
+    except echo.InvalidArgument:  # nothing is scored after another step
+        return []
+
+
+def _print_pools(pools: Sequence[float], results: Sequence[list[LayerCounts]]) -> None:
+    print(
+        f"{'pool / top-k':<13}{'layer':>6}{'hits':>11}{'misses':>10}{'evictions':>11}{'fetched':>12}"
+        f"{'hit rate, %':>13}{'LRU, %':>9}{'Belady, %':>11}"
+    )
+    for pool, layers in zip(pools, results, strict=True):
+        for counts in layers:
+            _print_row(f"{pool:g}", str(counts.layer), [counts])
+        if len(layers) > 1:
+            _print_row(f"{pool:g}", "all", layers)
+    print("counted in the second half of the steps; * some pool was not full yet: misses are first uses, too\n")
+
+
+def _print_row(pool: str, layer: str, counts: Sequence[LayerCounts]) -> None:
+    hits, misses, evictions, fetched = (
+        sum(getattr(one, name) for one in counts) for name in ("hits", "misses", "evictions", "recalled_bytes")
+    )
+    rates = [100 * float(np.mean([getattr(one, name) for one in counts])) for name in ("hit_rate", "lru", "belady")]
+    mark = "" if all(one.full for one in counts) else "*"
+    print(
+        f"{pool:<13}{layer:>6}{hits:>11,}{misses:>10,}{evictions:>11,}{readable(fetched):>12}"
+        f"{rates[0]:>13.2f}{rates[1]:>9.2f}{rates[2]:>11.2f}{mark}"
+    )
+
+
+def _print_forecasts(pools: Sequence[float], results: Sequence[list[LayerCounts]], alphas: Sequence[float]) -> None:
+    if not any(counts.forecasts for counts in results[0]):
+        print("no scores: nothing to predict")
+        return
+    print("k-th score, foretold by its moving average: error (standard deviations) / candidates above it per top-k")
+    print(f"{'layer':<13}" + "".join(f"{f'alpha {alpha:g}':>16}" for alpha in alphas))
+    for counts in results[0]:
+        cells = [f"{one.error:.2f} / {one.candidates:.2f}" for one in counts.forecasts] or ["no scores"]
+        print(f"{counts.layer:<13}" + "".join(f"{cell:>16}" for cell in cells))
+    print("prefetch of the candidates, mean over layers, % of top-k: fetched in vain / misses left")
+    print(f"{'pool / top-k':<13}" + "".join(f"{f'alpha {alpha:g}':>16}" for alpha in alphas) + f"{'without':>10}")
+    for pool, layers in zip(pools, results, strict=True):
+        wasted, left, misses = (100 * _mean(layers, name) for name in ("wasted", "misses_left", "misses"))
+        cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(wasted, left, strict=True)]
+        print(f"{pool:<13g}" + "".join(f"{cell:>16}" for cell in cells) + f"{misses[0]:>10.1f}")
+
+
+def _mean(layers: Sequence[LayerCounts], name: str) -> Any:
+    """float64 [alphas], over layers with scores."""
+    scored = [counts.forecasts for counts in layers if counts.forecasts]
+    return np.mean([[getattr(one, name) for one in each] for each in scored], axis=0)
+
+
+def _report(
+    trace: Trace,
+    pools: Sequence[float],
+    alphas: Sequence[float],
+    driven: Sequence[Driven],
+    results: Sequence[list[LayerCounts]],
+) -> dict[str, Any]:
+    return {
+        "build": echo.build_info(),
+        "device": driven[0].device,
+        "trace": trace_options.figures(trace),
+        "counted_steps": [trace.steps // 2, trace.steps],
+        "row_bytes": driven[0].row_bytes,
+        "alphas": list(alphas),
+        "pools": [
+            {"pool": pool, "slots": each.slots, "layers": [asdict(counts) for counts in layers]}
+            for pool, each, layers in zip(pools, driven, results, strict=True)
+        ],
+    }
+
+
+def _plot(path: Path, trace: Trace, pools: Sequence[float], results: Sequence[list[LayerCounts]]) -> None:
+    pyplot = trace_options.pyplot()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for name, label, color, style in (
+        ("hit_rate", "runtime", "#c0392b", "-"),
+        ("lru", "LRU", "#1f6f8b", "-"),
+        ("belady", "Belady", "#222222", "--"),
+    ):
+        rates = [100 * np.mean([getattr(counts, name) for counts in layers]) for layers in results]
+        left.plot(pools, rates, style, marker="o", ms=3, color=color, label=label)
+    left.set_xscale("log", base=2)
+    left.set_xticks(pools, [f"{pool:g}" for pool in pools])
+    left.set(xlabel="pool, multiples of top-k", ylabel="hit rate, %", title=trace.model)
+    if any(counts.forecasts for counts in results[0]):
+        alphas = _mean(results[0], "alpha")
+        for i, (pool, layers) in enumerate(zip(pools, results, strict=True)):
+            color = pyplot.get_cmap("viridis")(i / max(1, len(pools) - 1) * 0.9)
+            right.plot(alphas, 100 * _mean(layers, "wasted"), marker="o", ms=3, color=color, label=f"{pool:g} k")
+            right.plot(alphas, 100 * _mean(layers, "misses_left"), "--", marker="o", ms=3, color=color)
+    right.set(xlabel="alpha", ylabel="% of top-k", title="fetched in vain (—), misses left (- -)")
+    for panel in (left, right):
+        panel.grid(alpha=0.3)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
