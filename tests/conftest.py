@@ -39,9 +39,12 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ECHO_* variables of the caller's shell change no test."""
+def no_settings_from_outside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ECHO_* variables of the caller's shell change no test, but for ECHO_KERNELS on a GPU: all hold for either."""
+    kept = {"kernels"} if request.node.get_closest_marker("gpu") else set()
     for setting in echo.config_fields():
+        if setting.name in kept:
+            continue
         monkeypatch.delenv(f"ECHO_{setting.name.upper()}", raising=False)
 
 

@@ -44,7 +44,7 @@ def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("query_rows", [1, 2])
 def test_replays_do_what_eager_steps_do(make_rig, row_format, query_rows):
     """Pitfall 3: outputs, selections, host mirrors and moving averages, with prompts, forks and padding."""
-    shape = full_width_shape(row_format)
+    shape = full_width_shape(row_format, index_dim=128)
     eager = make_rig(shape, model={"dtype": torch.bfloat16}, query_rows=query_rows)
     replayed = make_rig(shape, model=eager.model, query_rows=query_rows)
     replayed.runtime.capture(replayed.model, [1, 2, 4], query_rows)

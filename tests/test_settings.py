@@ -91,8 +91,8 @@ def test_defaults_are_documented_and_used():
 
 def test_a_keyword_beats_the_variable_and_the_variable_beats_the_default(monkeypatch):
     for field in echo.config_fields():
-        if field.name == "device":
-            first, second = "cuda:3", "cpu"
+        if field.type is str:
+            first, second = {"device": ("cuda:3", "cpu"), "kernels": ("auto", "generic")}[field.name]
         elif field.type is float:
             first, second = 0.25, 0.75
         else:
@@ -102,6 +102,13 @@ def test_a_keyword_beats_the_variable_and_the_variable_beats_the_default(monkeyp
         assert getattr(echo.RuntimeConfig(**{field.name: second}), field.name) == second
         monkeypatch.delenv(f"ECHO_{field.name.upper()}")
         assert getattr(echo.RuntimeConfig(), field.name) == field.default
+
+
+def test_both_choices_of_kernels_run_without_a_gpu():
+    """There they choose nothing."""
+    for kernels in ("auto", "generic"):
+        with echo.Runtime(small_shape(), device="cpu", host_tokens=640, kernels=kernels) as runtime:
+            assert runtime.plan.config.kernels == kernels
 
 
 def test_a_runtime_reads_the_environment(monkeypatch):
@@ -128,6 +135,8 @@ BAD_SETTINGS = [
     ("threshold_alpha", False),
     ("device", 0),
     ("device", None),
+    ("kernels", True),
+    ("kernels", None),
 ]
 
 
@@ -173,6 +182,9 @@ OUT_OF_RANGE = [
     ("device", "cuda:-1"),
     ("device", "CPU"),
     ("device", ""),
+    ("kernels", "fast"),
+    ("kernels", "Auto"),
+    ("kernels", ""),
 ]
 
 

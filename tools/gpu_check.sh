@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Builds echo with CUDA and runs one part of what needs a GPU. Results go to bench/results, or to $ECHO_RESULTS.
 #   tests          the C++ tests of the CUDA backend, with $ECHO_OPERATIONS random calls (a million), then the Python tests
-#                  marked gpu (arguments go to pytest)
+#                  marked gpu (arguments go to pytest), with the GPU's own kernels where ECHO_KERNELS=auto
 #   sanitize       the C++ CUDA tests under the four tools of compute-sanitizer -> sanitize.json
 #   demo           echo-kv demo with as long a text as its model takes -> demo.json, demo.png
 #   doctor         echo-kv doctor
 #   bench-recall   bench/test_recall.py -> recall.json (arguments go to pytest: -k, --update-baseline)
+#   bench-score    bench/test_score.py -> score.json, likewise
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 set -euo pipefail
@@ -78,17 +79,17 @@ case "$part" in
     build
     "$PYTHON" -m echo.cli doctor
     ;;
-  bench-recall)
+  bench-recall | bench-score)
     build_bench
     "$PYTHON" -m pytest -p no:cacheprovider --benchmark-only --benchmark-columns=min,median,max \
-      bench/test_recall.py "$@"
+      "bench/test_${part#bench-}.py" "$@"
     ;;
   bench-*)
     build
     "$PYTHON" "bench/${part#bench-}.py" "$@"
     ;;
   *)
-    sed -n '2,10p' "$0"
+    sed -n '2,11p' "$0"
     exit 2
     ;;
 esac

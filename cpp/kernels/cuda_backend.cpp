@@ -18,6 +18,7 @@
 #include "kernels/device_code.hpp"
 #include "kernels/device_guard.hpp"
 #include "kernels/score.hpp"
+#include "kernels/score_sm90.hpp"
 #include "kernels/select.hpp"
 #include "runtime/backends.hpp"
 
@@ -59,8 +60,9 @@ std::vector<RowRun> short_runs(std::span<const RowRun> rows, std::int64_t host_r
 
 }  // namespace
 
-CudaBackend::CudaBackend(int device)
+CudaBackend::CudaBackend(int device, bool own_kernels)
     : device_(device),
+      own_kernels_(own_kernels),
       name_("cuda:" + std::to_string(device)),
       stream_(own_stream_.get()),
       device_memory_(device),
@@ -79,6 +81,7 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
   if (sizes.shape.row_format != RowFormat::raw) {
     check_attend(sizes.shape, device_);
   }
+  score_sm90_ = own_kernels_ && prepare_score_sm90(sizes.shape, device_);
   Scratch& scratch = scratch_.emplace(device_memory_, sizes);
   fill(scratch.data(), 0, scratch.bytes());
 }
@@ -176,6 +179,10 @@ void CudaBackend::append(const AppendParams& params) {
 void CudaBackend::score(const ScoreParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
+  if (score_sm90_) {
+    launch_score_sm90(params, context());
+    return;
+  }
   launch_index_queries(params, memory.index_queries(), context());
   launch_score(params, memory.index_queries(), context());
 }
@@ -271,9 +278,10 @@ std::function<void()> CudaBackend::capture(const std::function<void()>& body) {
 
 std::size_t cuda_scratch_bytes(const ScratchSizes& sizes) { return Scratch::bytes(sizes); }
 
-std::unique_ptr<Backend> make_cuda_backend(int device, const RuntimeConfig& /*config*/) {
+std::unique_ptr<Backend> make_cuda_backend(int device, const RuntimeConfig& config) {
+  const bool own_kernels = wants_own_kernels(config);
   const DeviceGuard guard(device);
-  return std::make_unique<CudaBackend>(device);
+  return std::make_unique<CudaBackend>(device, own_kernels);
 }
 
 int cuda_device_count() noexcept {

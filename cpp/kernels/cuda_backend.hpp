@@ -26,8 +26,9 @@ namespace echo {
 /// or upload_control().
 class CudaBackend final : public Backend {
  public:
-  /// The device has to be current. Throws NotSupported if this build has no code for it.
-  explicit CudaBackend(int device);
+  /// The device has to be current; `own_kernels` allows those made for its architecture. Throws NotSupported if this
+  /// build has no code for it.
+  CudaBackend(int device, bool own_kernels);
   ~CudaBackend() override;
 
   const std::string& device() const override { return name_; }
@@ -77,6 +78,7 @@ class CudaBackend final : public Backend {
   void copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind);
 
   int device_;
+  bool own_kernels_;
   std::string name_;
   int multiprocessors_ = 0;
   Stream own_stream_;
@@ -88,6 +90,7 @@ class CudaBackend final : public Backend {
   KernelErrors errors_;
   StagingRing staging_;
   std::optional<Scratch> scratch_;
+  bool score_sm90_ = false;                 ///< which kernel scores
   std::vector<LayerView> released_layers_;  ///< what lies in the scratch for release
   std::deque<Event> marks_;                 ///< those not known to be done, oldest first
   std::uint64_t marks_done_ = 0;

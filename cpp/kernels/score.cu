@@ -1,4 +1,5 @@
-// score: key_scale * sum_h weight_h * relu(q_h . k), a small matrix product in fp32.
+// score: key_scale * sum_h weight_h * relu(q_h . k), a small matrix product in fp32. For every shape and GPU;
+// score_sm90.cu is for the shapes of models on Hopper.
 //
 // A warp holds 32 heads x 64 tokens (one key block) in registers, 8 x 8 per lane, and runs over the
 // dimensions in chunks of 32: keys, decoded and transposed, lie in shared memory per warp

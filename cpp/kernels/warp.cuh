@@ -26,6 +26,16 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
+/// Sum of the values of the lanes up to this one.
+template <typename T>
+__device__ inline T inclusive_warp_sum(T value) {
+  for (int step = 1; step < kWarp; step *= 2) {
+    const T before = __shfl_up_sync(kAllLanes, value, step);
+    value += lane_index() >= step ? before : T{0};
+  }
+  return value;
+}
+
 /// A barrier of `threads` threads of the block; 0 is the one of __syncthreads.
 __device__ inline void meet(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -49,22 +59,14 @@ template <int kThreads>
 __device__ inline std::int32_t exclusive_sum(std::int32_t value, std::int32_t& total, std::int32_t* sums) {
   constexpr int kWarps = kThreads / kWarp;
   static_assert(kWarps <= kWarp);
-  std::int32_t inclusive = value;
-  for (int step = 1; step < kWarp; step *= 2) {
-    const std::int32_t before = __shfl_up_sync(kAllLanes, inclusive, step);
-    inclusive += lane_index() >= step ? before : 0;
-  }
+  const std::int32_t inclusive = inclusive_warp_sum(value);
   if (lane_index() == kWarp - 1) {
     sums[warp_index()] = inclusive;
   }
   __syncthreads();
   // Every warp adds up the warps' sums for itself: one barrier less than with one warp doing it for
   // all.
-  std::int32_t up_to = lane_index() < kWarps ? sums[lane_index()] : 0;
-  for (int step = 1; step < kWarp; step *= 2) {
-    const std::int32_t before = __shfl_up_sync(kAllLanes, up_to, step);
-    up_to += lane_index() >= step ? before : 0;
-  }
+  const std::int32_t up_to = inclusive_warp_sum(lane_index() < kWarps ? sums[lane_index()] : 0);
   total = __shfl_sync(kAllLanes, up_to, kWarps - 1);
   const std::int32_t earlier = __shfl_sync(kAllLanes, up_to, warp_index() == 0 ? 0 : warp_index() - 1);
   __syncthreads();

@@ -49,6 +49,13 @@ std::unique_ptr<Backend> make_backend(const std::string& resolved, const Runtime
   return resolved == "cpu" ? make_cpu_backend(config.threads) : make_cuda_backend(device_number(resolved), config);
 }
 
+bool wants_own_kernels(const RuntimeConfig& config) {
+  if (config.kernels != "auto" && config.kernels != "generic") {
+    throw InvalidArgument("kernels: '" + config.kernels + "' given, expected auto or generic");
+  }
+  return config.kernels == "auto";
+}
+
 MachineLimits machine_limits(const std::string& device) {
   const std::string resolved = resolve_device(device);
   const std::size_t limit = host_memory_limit();

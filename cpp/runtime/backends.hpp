@@ -17,6 +17,8 @@ std::unique_ptr<Backend> make_cpu_backend(std::int64_t threads);
 /// Devices that can be used now; never throws, 0 without a driver.
 int cuda_device_count() noexcept;
 std::unique_ptr<Backend> make_cuda_backend(int device, const RuntimeConfig& config);
+/// Whether kernels made for the GPU's architecture are asked for. Throws InvalidArgument naming `kernels`.
+bool wants_own_kernels(const RuntimeConfig& config);
 /// Free memory of the device in bytes.
 std::int64_t cuda_free_bytes(int device);
 /// Device memory that the CUDA backend's prepare(sizes) takes; 0 in builds without CUDA.

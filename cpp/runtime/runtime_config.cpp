@@ -16,6 +16,9 @@ using C = RuntimeConfig;
 
 constexpr std::array kFields{
     ConfigField{"device", "", "where to run: auto (a GPU if there is one), cpu, cuda or cuda:N", &C::device},
+    ConfigField{"kernels", "",
+                "on a GPU: generic, or auto, which takes those made for its architecture where the shape allows",
+                &C::kernels},
     ConfigField{"host_tokens", "tokens", "size of the host pool, shared by all sessions; rounded up to 64",
                 &C::host_tokens},
     ConfigField{"gpu_slots", "rows",

@@ -13,6 +13,7 @@ SHAPES = {
     "fp32": small_shape(),
     "fp8_656": full_width_shape("fp8_656"),
     "bf16_1152": full_width_shape("bf16_1152"),
+    "fp8_656, keys of 128": full_width_shape("fp8_656", index_dim=128),
 }
 
 

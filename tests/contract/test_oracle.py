@@ -13,6 +13,7 @@ SHAPES = {
     "no rope": small_shape(rope_dim=0),
     "fp8_656": full_width_shape("fp8_656"),
     "bf16_1152": full_width_shape("bf16_1152"),
+    "fp8_656, keys of 128": full_width_shape("fp8_656", index_heads=64, index_dim=128),
     "bf16_1152, fp32 keys": full_width_shape("bf16_1152", index_key_format="fp32"),
     "raw": small_shape(row_format="raw", raw_row_bytes=48),
 }
@@ -34,10 +35,10 @@ def test_selections_outputs_and_host_rows_are_the_oracles(make_rig, name, dtype)
     assert rig.inexact <= 0.05 * rig.rows * rig.model.shape.layers
 
 
-@pytest.mark.parametrize("key_format", ["fp32", "fp8"])
-def test_selections_are_exactly_the_oracles_where_scores_are_integers(make_rig, key_format):
+@pytest.mark.parametrize(("key_format", "index_dim"), [("fp32", 16), ("fp8", 16), ("fp8", 128)])
+def test_selections_are_exactly_the_oracles_where_scores_are_integers(make_rig, key_format, index_dim):
     """Integer scores are exact in any arithmetic, so ties and order leave no tolerance."""
-    rig = make_rig(small_shape(index_key_format=key_format), model={"integers": True})
+    rig = make_rig(small_shape(index_key_format=key_format, index_dim=index_dim), model={"integers": True})
     rng = np.random.default_rng(1)
     pair = rig.open(256)
     rig.prefill(pair, rng.integers(61, size=130).tolist())

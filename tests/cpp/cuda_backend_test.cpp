@@ -199,6 +199,12 @@ TEST_F(CudaBackendTest, ReleaseOfManyRuns) {
   pair.gpu.check();
 }
 
+TEST_F(CudaBackendTest, KernelsThatAreNotThereAreRefused) {
+  RuntimeConfig config;
+  config.kernels = "fast";
+  EXPECT_THROW(make_cuda_backend(0, config), InvalidArgument);
+}
+
 TEST_F(CudaBackendTest, DevicesThatAreNotThereAreRefused) {
   EXPECT_THROW(make_cuda_backend(4096, RuntimeConfig{}), Error);
   EXPECT_GT(cuda_device_count(), 0);

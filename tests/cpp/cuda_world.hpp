@@ -278,9 +278,9 @@ class World {
 
 /// The same world on the CPU and on the GPU.
 struct Pair {
-  Pair(const ShapeView& shape, const Sizes& sizes)
+  Pair(const ShapeView& shape, const Sizes& sizes, const RuntimeConfig& config = {})
       : cpu_backend(make_cpu_backend(1)),
-        gpu_backend(make_cuda_backend(0, RuntimeConfig{})),
+        gpu_backend(make_cuda_backend(0, config)),
         cpu(*cpu_backend, shape, sizes),
         gpu(*gpu_backend, shape, sizes) {}
 

@@ -1,0 +1,167 @@
+#pragma once
+// How the work of a score call is cut up: rows of a block that share a block table form groups, the key blocks of all
+// groups one long list, and each thread block takes an equal part of it. Lengths are known on the device only, so each
+// warp finds its part for itself, from the positions of the rows.
+
+#include <cstdint>
+
+#include "kernels/step_rows.cuh"
+#include "kernels/warp.cuh"
+
+namespace echo {
+
+/// The groups of a row block, in order of their rows. Each batch entry has as many; the last ones may be empty.
+struct RowGroups {
+  std::int32_t first_entry;
+  std::int32_t per_entry;
+  std::int32_t rows;  ///< of a group, at most
+  std::int32_t count;
+  std::uint32_t share;  ///< of a thread block, in units of 2^-32, rounded up
+};
+
+/// Rows [first, last) of the pass, all of one batch entry.
+struct GroupRows {
+  std::int32_t entry;
+  std::int32_t first;
+  std::int32_t last;
+};
+
+__device__ inline GroupRows rows_of(const RowGroups& groups, const ScoreParams& p, std::int32_t group) {
+  std::int32_t entry = group;
+  std::int32_t before = 0;
+  if (groups.per_entry > 1) {  // a division takes longer than it looks
+    entry = group / groups.per_entry;
+    before = (group - entry * groups.per_entry) * groups.rows;
+  }
+  entry += groups.first_entry;
+  const std::int32_t first = max(entry * p.step.query_rows, p.block.first) + before;
+  const std::int32_t end = min((entry + 1) * p.step.query_rows, p.block.first + p.block.count);
+  return {entry, first, min(first + groups.rows, end)};
+}
+
+/// Scores that a row gets: none if it is padding or out of bounds.
+__device__ inline std::int32_t length_of(const ScoreParams& p, std::int32_t row, const KernelErrorView& errors) {
+  const std::int32_t length = position_of(p.step, row, errors) + 1;
+  if (length > p.score_stride) {
+    errors.raise(KernelError::bad_position);
+    return 0;
+  }
+  return length;
+}
+
+/// Key blocks of a group: as many as its furthest row needs.
+__device__ inline std::int32_t blocks_of(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors,
+                                         std::int32_t group) {
+  std::int32_t longest = 0;
+  if (group < groups.count) {
+    const GroupRows rows = rows_of(groups, p, group);
+#pragma unroll 1
+    for (std::int32_t row = rows.first; row < rows.last; ++row) {
+      longest = max(longest, length_of(p, row, errors));
+    }
+  }
+  return static_cast<std::int32_t>((static_cast<std::uint32_t>(longest) + kTokensPerBlock - 1U) / kTokensPerBlock);
+}
+
+/// The same as a function of its own, for what most calls never come to: short code stays in the instruction cache.
+__device__ __noinline__ inline std::int32_t far_blocks_of(const ScoreParams& p, const RowGroups& groups,
+                                                          const KernelErrorView& errors, std::int32_t group) {
+  return blocks_of(p, groups, errors, group);
+}
+
+/// The key blocks that a thread block scores, group by group. All lanes of a warp walk together.
+class GroupWalk {
+ public:
+  __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors)
+      : p_(p), groups_(groups), errors_(errors) {}
+
+  /// Goes to the first group of this thread block; false if there is none.
+  __device__ bool begin();
+  /// Goes to the next one.
+  __device__ bool next();
+
+  __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
+  /// Key blocks [block, block + count) of the group are this thread block's.
+  __device__ std::int32_t block() const { return block_; }
+  __device__ std::int32_t count() const { return count_; }
+
+ private:
+  /// Goes to the 32 groups from `chunk` on.
+  __device__ void load_chunk(std::int32_t chunk) {
+    chunk_ = chunk;
+    counts_ = far_blocks_of(p_, groups_, errors_, chunk + lane_index());
+    up_to_ = inclusive_warp_sum(counts_);
+  }
+
+  __device__ std::int32_t chunk_total() const { return __shfl_sync(kAllLanes, up_to_, kWarp - 1); }
+
+  /// First key block of a thread block's part.
+  __device__ std::int32_t part(std::uint32_t total, unsigned index) const {
+    return static_cast<std::int32_t>(index == gridDim.x ? total : __umulhi(total, index * groups_.share));
+  }
+
+  /// Takes the group of a lane, from a key block on.
+  __device__ void take(int lane, std::int32_t block) {
+    group_ = chunk_ + lane;
+    block_ = block;
+    count_ = min(left_, __shfl_sync(kAllLanes, counts_, lane) - block);
+  }
+
+  const ScoreParams& p_;
+  const RowGroups& groups_;
+  const KernelErrorView& errors_;
+  std::int32_t left_ = 0;    ///< key blocks to score, the current group's included
+  std::int32_t chunk_ = 0;   ///< first of the 32 groups that lanes know of
+  std::int32_t counts_ = 0;  ///< key blocks of group chunk_ + lane
+  std::int32_t up_to_ = 0;   ///< and those of the chunk's groups before it
+  std::int32_t group_ = 0;
+  std::int32_t block_ = 0;
+  std::int32_t count_ = 0;
+};
+
+__device__ inline bool GroupWalk::begin() {
+  counts_ = blocks_of(p_, groups_, errors_, lane_index());
+  up_to_ = inclusive_warp_sum(counts_);
+  std::int32_t total = chunk_total();
+  if (groups_.count > kWarp) {
+#pragma unroll 1
+    for (std::int32_t chunk = kWarp; chunk < groups_.count; chunk += kWarp) {
+      load_chunk(chunk);
+      total += chunk_total();
+    }
+    load_chunk(0);
+  }
+  const std::int32_t first = part(static_cast<std::uint32_t>(total), blockIdx.x);
+  left_ = part(static_cast<std::uint32_t>(total), blockIdx.x + 1) - first;
+  if (left_ == 0) {
+    return false;
+  }
+  std::int32_t before = 0;  // key blocks of the chunks before
+  unsigned beyond = __ballot_sync(kAllLanes, up_to_ > first);
+#pragma unroll 1
+  while (beyond == 0U) {
+    before += chunk_total();
+    load_chunk(chunk_ + kWarp);
+    beyond = __ballot_sync(kAllLanes, before + up_to_ > first);
+  }
+  const int lane = __ffs(static_cast<int>(beyond)) - 1;
+  take(lane, first - before - __shfl_sync(kAllLanes, up_to_ - counts_, lane));
+  return true;
+}
+
+__device__ inline bool GroupWalk::next() {
+  left_ -= count_;
+  if (left_ == 0) {
+    return false;
+  }
+  unsigned nonempty = __ballot_sync(kAllLanes, counts_ > 0) & (~1U << static_cast<unsigned>(group_ - chunk_));
+#pragma unroll 1
+  while (nonempty == 0U) {
+    load_chunk(chunk_ + kWarp);
+    nonempty = __ballot_sync(kAllLanes, counts_ > 0);
+  }
+  take(__ffs(static_cast<int>(nonempty)) - 1, 0);
+  return true;
+}
+
+}  // namespace echo

@@ -1,0 +1,169 @@
+// score on Hopper's tensor cores: score[row, s] = scale_s * sum_h weight_h * relu(q_h . k_s) with FP8 keys of 128
+// dimensions.
+//
+// One thread block per multiprocessor takes an equal part of all key blocks (score_groups.cuh). Its warps pass work on
+// through a ring of stages: one warp has the copy engine fetch blocks of 64 keys and scales, 8,448 contiguous bytes
+// each; warpgroups take the blocks in turn and multiply them with the queries of the group's rows, 64 tokens x kColumns
+// (heads of one or more rows); loaders meanwhile quantise the next group's queries into a second buffer. A lane holds
+// two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
+// on query, weights and key alone: every score is the same arithmetic wherever its block is computed.
+// Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. Measured on
+// an H200, 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 7.1 for 1 x 100K, 48 for 13 x 100K; the memory's
+// datasheet speed would allow 0.5, 2.8 and 37.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "echo/errors.hpp"
+#include "kernels/index_key_map.hpp"
+#include "kernels/launch.cuh"
+#include "kernels/score_fetch.cuh"
+#include "kernels/score_multiply.cuh"
+#include "kernels/score_sm90.hpp"
+#include "kernels/score_stages.cuh"
+
+namespace echo {
+namespace {
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kHasCode = true;
+#else
+constexpr bool kHasCode = false;
+#endif
+/// Differs between the machine codes of a build for several architectures; the host asks the one that was loaded.
+__device__ const bool has_code = kHasCode;
+
+template <int kHeads, int kColumns, bool kOne>
+__global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_constant__ CUtensorMap keys,
+                                                               const __grid_constant__ ScoreParams p,
+                                                               const __grid_constant__ RowGroups groups,
+                                                               const __grid_constant__ KernelErrorView errors) {
+  if constexpr (kHasCode) {
+    const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows});
+    const int warp = __shfl_sync(kAllLanes, warp_index(), 0);  // the compiler then knows that lanes agree
+    if (warp == kFetcher) {
+      if (elect_lane()) {
+        prefetch_map(keys);
+      }
+      __syncwarp();
+    } else {
+      shared.make_barriers(warp > kFetcher ? warp - 1 : warp, kOtherWarps);
+      announce(kBarriersMade, kScoreThreads);
+    }
+    GroupWalk walk(p, groups, errors);
+    const bool any = walk.begin();
+    if (warp == kFetcher) {
+      join(kBarriersMade, kScoreThreads);
+    }
+    if (!any) {
+      return;  // all of the thread block
+    }
+    if (warp == kFetcher) {
+      fetch_keys(keys, p, walk, shared, errors);  // on their way while the others load the first queries
+      return;
+    }
+    fill_queries<kHeads>(p, walk, shared, errors);
+    if (warp < kFetcher) {
+      multiply_keys<kHeads, kColumns, kOne>(p, shared);
+    }
+  }
+}
+
+using Kernel = void (*)(CUtensorMap, ScoreParams, RowGroups, KernelErrorView);
+
+/// How products are cut: heads are filled up to a number, columns are rows x heads, and `one` product may do for all
+/// rows of a group.
+struct ProductShape {
+  std::int32_t heads;
+  std::int32_t columns;
+  bool one;
+};
+
+constexpr std::int32_t kWidest = 128;  ///< columns of a product
+
+std::int32_t padded_heads(std::int32_t heads) { return heads <= 32 ? 32 : 64; }
+
+/// Of rows of the same session in a call.
+ProductShape product_of(std::int32_t heads, std::int32_t rows) {
+  return rows <= 2 ? ProductShape{heads, rows * heads, true} : ProductShape{heads, kWidest, false};
+}
+
+Kernel kernel_of(const ProductShape& product) {
+  if (product.heads == 32) {
+    return product.columns == 32   ? score_sm90<32, 32, true>
+           : product.columns == 64 ? score_sm90<32, 64, true>
+                                   : score_sm90<32, kWidest, false>;
+  }
+  return product.columns == 64 ? score_sm90<64, 64, true>
+         : product.one         ? score_sm90<64, kWidest, true>
+                               : score_sm90<64, kWidest, false>;
+}
+
+std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }
+
+/// Rows of an entry in groups of about the same size, each a whole number of products.
+RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid) {
+  const std::int32_t per_entry = divided_up(rows * product.heads, kMostColumns);
+  const std::int32_t per_product = product.columns / product.heads;
+  const std::int32_t first_entry = params.block.first / params.step.query_rows;
+  const std::int32_t last_entry = (params.block.first + params.block.count - 1) / params.step.query_rows;
+  const std::uint64_t all = std::uint64_t{1} << 32;
+  const auto parts = static_cast<std::uint64_t>(grid);
+  return {.first_entry = first_entry,
+          .per_entry = per_entry,
+          .rows = divided_up(divided_up(rows, per_entry), per_product) * per_product,
+          .count = (last_entry - first_entry + 1) * per_entry,
+          .share = static_cast<std::uint32_t>((all + parts - 1) / parts)};
+}
+
+/// Kernels count key blocks in 32 bits.
+void require_countable(const ScoreParams& params, const RowGroups& groups) {
+  const std::int64_t blocks = (params.score_stride + kTokensPerBlock - 1) / kTokensPerBlock * groups.count;
+  if (blocks > std::numeric_limits<std::int32_t>::max()) {
+    throw InvalidArgument("score_stride: " + std::to_string(params.score_stride) + " given for " +
+                          std::to_string(groups.count) +
+                          " groups of rows, expected at most 2^31 - 1 key blocks in all");
+  }
+}
+
+}  // namespace
+
+bool prepare_score_sm90(const ShapeView& shape, int device) {
+  int major = 0;
+  int minor = 0;
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  if (major != 9 || minor != 0 || shape.index_key_format != IndexKeyFormat::fp8 || shape.index_dim != kQueryDim ||
+      shape.index_heads > 64 || !has_index_key_map()) {
+    return false;
+  }
+  bool compiled = false;
+  ECHO_CUDA_CHECK(cudaMemcpyFromSymbol(&compiled, has_code, sizeof compiled));
+  if (!compiled) {
+    return false;
+  }
+  for (const std::int32_t rows : {1, 2, 3}) {
+    const Kernel kernel = kernel_of(product_of(padded_heads(shape.index_heads), rows));
+    ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  }
+  return true;
+}
+
+void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) {
+  if (reinterpret_cast<std::uintptr_t>(params.index_q) % sizeof(uint4) != 0) {
+    throw InvalidArgument("index_q: has to be aligned to " + std::to_string(sizeof(uint4)) + " bytes");
+  }
+  if (params.block.count == 0) {
+    return;
+  }
+  const std::int32_t rows = std::min(params.step.query_rows, params.block.count);
+  const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
+  const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
+  require_countable(params, groups);
+  launch(context, kernel_of(product), static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
+         index_key_map(params.layer), params, groups, context.errors);
+}
+
+}  // namespace echo

@@ -1,0 +1,113 @@
+#pragma once
+// Shared memory of score on Hopper: a ring of stages through which key blocks pass from the copy engine to the
+// warpgroups that multiply them, and two buffers for the queries of a group of rows.
+
+#include <cstdint>
+
+#include "kernels/async_copy.cuh"
+#include "kernels/index_key_map.hpp"
+#include "kernels/score_queries.cuh"
+
+namespace echo {
+
+inline constexpr int kGroupWarps = 4;   ///< of a warpgroup
+inline constexpr int kMultipliers = 3;  ///< warpgroups
+inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
+inline constexpr int kLoaderWarps = 3;
+inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that fetches keys; loaders follow
+inline constexpr int kOtherWarps = kMultiplierWarps + kLoaderWarps;
+inline constexpr int kScoreThreads = (kOtherWarps + 1) * kWarp;
+inline constexpr int kBarriersMade = 1;          ///< hardware barrier: the fetching warp may begin
+inline constexpr int kStart = 2;                 ///< and one more: the first queries are there
+inline constexpr int kBuffers = 2;               ///< of queries
+inline constexpr int kMostColumns = 512;         ///< rows x heads of a group
+inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can have
+inline constexpr int kStageBytes = 9 * 1024;     ///< a block of keys, on a multiple of the swizzle's 1024 bytes
+inline constexpr int kMostStages = 12;           ///< 12 blocks on their way keep memory busy
+static_assert(kMostStages % kMultipliers == 0);
+static_assert(kMapRowBytes == kMmaRowBytes && kTokensPerBlock == kMmaRows && kMapBlockBytes <= kStageBytes);
+
+/// What is in a stage.
+struct alignas(8) StageWork {
+  std::int32_t group;  ///< of the thread block, counted from 0
+  std::int32_t token;  ///< first of the key block; kNone if there is no more work
+};
+
+/// How large the parts of shared memory are.
+struct ScoreSizes {
+  std::int32_t heads;
+  std::int32_t group_rows;
+
+  ECHO_HOST_DEVICE std::int32_t query_bytes() const { return group_rows * heads * kQueryDim; }
+  ECHO_HOST_DEVICE std::int32_t weight_bytes() const {
+    return group_rows * heads * static_cast<std::int32_t>(sizeof(float));
+  }
+  ECHO_HOST_DEVICE std::int32_t length_bytes() const { return (group_rows + 2 + 3) / 4 * 16; }
+  /// What does not depend on the number of stages.
+  ECHO_HOST_DEVICE std::int32_t fixed_bytes() const {
+    return kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(SharedBarrier)));
+  }
+  ECHO_HOST_DEVICE static std::int32_t stage_bytes() {
+    return kStageBytes + static_cast<int>(sizeof(StageWork)) + 2 * static_cast<int>(sizeof(SharedBarrier));
+  }
+  /// A multiple of the warpgroups, so that in each round a stage is the same one's. Copies may end in any order: a
+  /// warpgroup that came to a stage before another had left its last phase would take that phase for its own.
+  ECHO_HOST_DEVICE std::int32_t stages() const {
+    const std::int32_t fit = (kSharedBytes - fixed_bytes()) / stage_bytes() / kMultipliers * kMultipliers;
+    return fit < kMostStages ? fit : kMostStages;
+  }
+};
+
+/// Shared memory, and how the warps take turns in it.
+struct ScoreStages {
+  ScoreSizes sizes;
+  std::int32_t stages;
+  std::byte* keys;               ///< [stages, kStageBytes]
+  std::byte* queries;            ///< [kBuffers, query_bytes]
+  std::byte* weights;            ///< [kBuffers, weight_bytes]
+  std::byte* lengths;            ///< [kBuffers, length_bytes]
+  StageWork* work;               ///< [stages]
+  SharedBarrier* full;           ///< [stages] the keys and what to do are there
+  SharedBarrier* empty;          ///< [stages] a warpgroup has read them
+  SharedBarrier* queries_full;   ///< [kBuffers]
+  SharedBarrier* queries_empty;  ///< [kBuffers] all warpgroups have left the group
+
+  __device__ explicit ScoreStages(ScoreSizes sizes_) : sizes(sizes_), stages(sizes.stages()) {
+    extern __shared__ __align__(1024) std::byte memory[];
+    keys = memory;
+    queries = keys + stages * kStageBytes;
+    weights = queries + kBuffers * sizes.query_bytes();
+    lengths = weights + kBuffers * sizes.weight_bytes();
+    work = reinterpret_cast<StageWork*>(lengths + kBuffers * sizes.length_bytes());
+    full = reinterpret_cast<SharedBarrier*>(work + stages);
+    empty = full + stages;
+    queries_full = empty + stages;
+    queries_empty = queries_full + kBuffers;
+  }
+
+  __device__ GroupQueries queries_of(std::int32_t group) const {
+    const std::int32_t buffer = group % kBuffers;
+    auto* rows = reinterpret_cast<std::int32_t*>(lengths + buffer * sizes.length_bytes());
+    return {queries + buffer * sizes.query_bytes(), reinterpret_cast<float*>(weights + buffer * sizes.weight_bytes()),
+            rows + 2, rows};
+  }
+
+  /// By `warps` warps together, each a few: a warp makes one after the other.
+  __device__ void make_barriers(int warp, int warps) const {
+    if (elect_lane()) {
+      for (int i = warp; i < stages; i += warps) {
+        make_barrier(full[i], 1);
+        make_barrier(empty[i], kGroupWarps);
+      }
+      if (warp >= warps - kBuffers) {
+        const int buffer = warps - 1 - warp;
+        make_barrier(queries_full[buffer], kLoaderWarps);
+        make_barrier(queries_empty[buffer], kMultiplierWarps);
+      }
+      publish_barriers();
+    }
+    __syncwarp();
+  }
+};
+
+}  // namespace echo
