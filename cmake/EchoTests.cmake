@@ -1,10 +1,14 @@
-# The C++ tests: one executable of all tests/cpp/*.cpp, linked with the objects of the library.
+# The C++ tests: one executable of all tests/cpp/*.cpp, with CUDA also *.cu, linked with the objects of the library.
 
 enable_testing()
 find_package(GTest REQUIRED)
 include(GoogleTest)
 
 file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/cpp/*.cpp")
+if(echo_with_cuda)
+  file(GLOB cuda_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/cpp/*.cu")
+  list(APPEND sources ${cuda_sources})
+endif()
 add_executable(echo_tests ${sources})
 target_include_directories(echo_tests PRIVATE
   "${PROJECT_SOURCE_DIR}/cpp/include" "${PROJECT_SOURCE_DIR}/cpp" "${PROJECT_SOURCE_DIR}/tests/cpp")
