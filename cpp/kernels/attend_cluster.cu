@@ -1,12 +1,14 @@
 // attend_cluster: sparse MLA on Hopper's tensor cores; a cluster per query row and 64 heads, a block per split.
 //
 // A block takes its split in tiles of 128 entries. Two warpgroups gather rows by slot into shared memory, as bf16
-// (mla_gather.cuh); two others take turns on logits, softmax and 64 x 256 fp32 sums each, in registers (mla_attend.cuh).
-// Blocks are combined over distributed shared memory (mla_combine.cuh) while the rows and queries of the cluster's next
-// item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many clusters there are.
-// Cost of a tile, cycles: 4,352 of tensor cores; about 5,400 of shared memory (147 KB of operands for the logits and
-// 72 KB for the outputs of each half, 147 KB of rows written, 84 KB loaded); 2,000 instructions of a gathering warp. Of
-// an item: 56 KB from other blocks. 224 KB of shared memory: one block per multiprocessor.
+// (mla_gather.cuh); two others take turns on logits, softmax and 64 x 256 fp32 sums each, in registers
+// (mla_attend.cuh). Blocks are combined over distributed shared memory (mla_combine.cuh) while the rows and queries of
+// the cluster's next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many
+// clusters there are.
+// Cost of a tile, cycles: 4,352 of tensor cores; 4,820 of shared memory (147 KB of operands for the logits and 80 KB
+// for the outputs of each half, 147 KB of rows and 16 KB of weights written); 950 of integer units to unpack half a
+// tile, the only thing between a free place and a full one. Of an item: 56 KB from other blocks. 222 KB of shared
+// memory: one block per multiprocessor.
 #include "kernels/attend_cluster.hpp"
 
 #include <algorithm>
@@ -128,6 +130,7 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
 
 void launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const LaunchContext& context) {
   require_aligned("q", params.q);
+  require_aligned("slots", params.slots);
   require_aligned("out", params.out);
   const std::int32_t groups = (params.shape.query_heads + kHeads - 1) / kHeads;
   const std::int32_t items = params.block.count * groups;

@@ -26,6 +26,10 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
     ptx::wait_copies();
     ptx::fence_for_tensor_cores();
     ptx::named_barrier(kConsumersBarrier, kConsumers);
+    const std::int32_t next = item + work.clusters;
+    if (threadIdx.x == 0 && ptx::cluster_rank() == 0 && next < work.items) {
+      prefetch_query(p, query_row(p, work, next), work.first_head(next));
+    }
     Attention attention;
 #pragma unroll 1
     for (std::int32_t tile = 0; tile < split.tiles; ++tile) {
@@ -33,7 +37,6 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       parity ^= 1U;
     }
     ptx::named_barrier(kConsumersBarrier, kConsumers);  // nobody reads the second half or the query any more
-    const std::int32_t next = item + work.clusters;
     stage(attention, group, shared);
     __syncwarp();
     if (static_cast<std::uint32_t>(lane_index()) < splits) {

@@ -1,12 +1,11 @@
 #pragma once
-// Rows of a selection into a tile, by two warpgroups: slots are read and rows brought into the second-level cache a tile
-// ahead, rows loaded a quarter of a tile (32 entries) ahead, the first of a half while it is not free yet.
+// Rows of a selection into a tile, by two warpgroups: slots are read and rows brought into the second-level cache two
+// tiles ahead, rows loaded a half ahead, while there is no place for them yet.
 //
-// Warp w of the eight has entries 4 w to 4 w + 3 of each quarter. FP8 rows go through registers: a lane has five pieces
-// of 16 bytes in flight (20 KB per block), unpacks and stores them, and loads the next quarter's in their place; never
-// before a fence, which would wait for them. In a load of latents, lanes 0-3, 8-11, ... read a quarter row's pieces of
-// one entry and the others those of the next: the two entries' stores then fall into different banks. BF16 rows are
-// copied as they are.
+// Warp w of the eight has entries 8 w to 8 w + 7 of each half. FP8 rows go through registers: a lane has ten pieces of
+// 16 bytes in flight (41 KB per block), then unpacks and stores them. The next loads follow the fence, which would wait
+// for them. In a load of latents, lanes 0-3, 8-11, ... read a quarter row's pieces of one entry and the others those of
+// the next: the two entries' stores then fall into different banks. BF16 rows are copied as they are.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,19 +20,37 @@
 
 namespace echo::mla {
 
-inline constexpr std::uint32_t kQuarterBytes = kQuarter * 128;  ///< of an atom
-inline constexpr std::uint32_t kWarpEntries = kQuarter / kGatherWarps;  ///< of a warp, in a quarter
-inline constexpr std::uint32_t kWarpSlots = kTile / kGatherWarps;       ///< a lane and the one 16 further have the same
-static_assert(kTile == kGatherers / 2 && kQuarter == kWarp);
+inline constexpr std::uint32_t kWarpEntries = kHalf / kGatherWarps;  ///< of a warp, in a half
+inline constexpr std::uint32_t kWarpSlots = kTile / kGatherWarps;    ///< a lane and the one 16 further have the same
+static_assert(kWarpEntries == 8 && kWarpSlots == kWarp / 2);
 
 /// Which of the gathering threads this is, read anew: what follows from it takes fewer instructions than registers.
 __device__ __forceinline__ std::uint32_t gatherer() { return ptx::thread_anew() - kConsumers; }
 
-/// The thread's slot of a tile, of which `entries` entries exist. Rows that still travel would be waited for here.
-__device__ __forceinline__ std::int32_t load_slot(const LayerView& layer, const std::int32_t* slots, int entries,
-                                                  const KernelErrorView& errors) {
-  const auto entry = static_cast<int>(gatherer() / kWarp * kWarpSlots + gatherer() % kWarpSlots);
-  const std::int32_t slot = entry < entries ? slots[entry] : kNone;
+/// Slots of a tile, of which `count` exist.
+struct TileSlots {
+  const std::int32_t* slots;
+  std::int32_t count;
+};
+
+/// The thread's entry of a tile.
+__device__ __forceinline__ std::uint32_t slot_entry() {
+  return gatherer() / kWarp * kWarpSlots + gatherer() % kWarpSlots;
+}
+/// Starts to bring the thread's slot of a tile to shared memory: a load into a register would be waited for with the
+/// next rows.
+__device__ __forceinline__ void request_slot(const TileSlots& tile, std::uint32_t ring, Shared& shared) {
+  const std::uint32_t entry = slot_entry();
+  const bool real = static_cast<std::int32_t>(entry) < tile.count;
+  ptx::copy_word_async(ptx::shared_address(&shared.slots[ring][entry]), tile.slots + (real ? entry : 0), real);
+}
+/// The requested slot. Rows that still travel would be waited for here.
+__device__ __forceinline__ std::int32_t requested_slot(const TileSlots& tile, std::uint32_t ring,
+                                                       const LayerView& layer, const Shared& shared,
+                                                       const KernelErrorView& errors) {
+  ptx::wait_copies();
+  const std::uint32_t entry = slot_entry();
+  const std::int32_t slot = static_cast<std::int32_t>(entry) < tile.count ? shared.slots[ring][entry] : kNone;
   if (slot != kNone && (slot < 0 || slot >= layer.slots)) {
     errors.raise(KernelError::bad_slot);
     return kNone;
@@ -50,20 +67,27 @@ __device__ __forceinline__ void prefetch_row(const std::byte* pool, std::int32_t
   }
 }
 
+/// Brings the slots from a tile on, to the end of the split, into the second-level cache.
+__device__ __forceinline__ void prefetch_slots(const TileSlots& tile) {
+  if (gatherer() == 0 && tile.count > 0) {
+    ptx::prefetch(tile.slots, static_cast<std::uint32_t>(tile.count) * sizeof(std::int32_t));
+  }
+}
+
 /// Shows all gathering threads the slots of a tile.
-__device__ __forceinline__ void publish_slots(std::int32_t slot, std::uint32_t parity, Shared& shared) {
+__device__ __forceinline__ void publish_slots(std::int32_t slot, std::uint32_t ring, Shared& shared) {
   const std::uint32_t warp = gatherer() / kWarp;
-  shared.slots[parity][warp * kWarpSlots + gatherer() % kWarpSlots] = slot;
+  shared.slots[ring][warp * kWarpSlots + gatherer() % kWarpSlots] = slot;
   const std::uint32_t entries = __ballot_sync(kAllLanes, slot != kNone);
   if (lane_index() == 0) {
-    reinterpret_cast<std::uint16_t*>(shared.entries[parity])[warp] = static_cast<std::uint16_t>(entries);
+    reinterpret_cast<std::uint16_t*>(shared.entries[ring])[warp] = static_cast<std::uint16_t>(entries);
   }
   ptx::named_barrier(kGatherBarrier, kGatherers);
 }
 
 /// Whether a tile whose slots have been published has any row.
-__device__ __forceinline__ bool has_entries(const Shared& shared, std::uint32_t parity) {
-  return (shared.entries[parity][0] | shared.entries[parity][1]) != 0;
+__device__ __forceinline__ bool has_entries(const Shared& shared, std::uint32_t ring) {
+  return (shared.entries[ring][0] | shared.entries[ring][1]) != 0;
 }
 
 template <RowFormat kFormat>
@@ -82,7 +106,7 @@ __device__ __forceinline__ std::uint32_t fp8_scale(const std::byte* row, std::ui
   return *reinterpret_cast<const std::uint32_t*>(row + kFp8Scales + group * 4);
 }
 
-/// Latents of a warp's entries of a quarter once more, element by element.
+/// Latents of a warp's entries of a half once more, element by element.
 __device__ __forceinline__ void store_exactly(const std::byte* pool, const std::int32_t* slots,
                                               std::uint32_t first_entry, std::uint32_t to) {
 #pragma unroll 1
@@ -107,35 +131,34 @@ class Gather<RowFormat::fp8_656> {
  public:
   __device__ __forceinline__ explicit Gather(const std::byte* pool) : pool_(pool) {}
 
-  /// Starts the loads of a tile's first quarter.
+  /// Starts the loads of a half.
   __device__ __forceinline__ void start(const std::int32_t* slots) {
     const Lane lane;
-    const LaneSlots from(lane, slots);
-    load_scales(lane, from);
+    scales_ = fp8_scale(fp8_row(pool_, slots[lane.entry + lane.index / 4]), lane.index & 3U);
 #pragma unroll
     for (std::uint32_t pair = 0; pair < kPairs; ++pair) {
-      load_latents(lane, pair, from);
+      const std::byte* row = fp8_row(pool_, slots[lane.entry + 2 * pair + lane.odd()]);
+      const std::byte* from = row + (lane.index & 3U) * 16 + lane.eighth() * 64;
+      codes_[pair][0] = ptx::load(from);
+      codes_[pair][1] = ptx::load(from + kLatent / 2);
     }
-    load_rope(lane, from);
+#pragma unroll
+    for (std::uint32_t j = 0; j < kRopeLoads; ++j) {
+      const std::byte* row = fp8_row(pool_, slots[lane.entry + 4 * j + lane.eighth()]);
+      rope_[j] = ptx::load(row + kFp8Scales + 16 + (lane.index & 7U) * 16);
+    }
   }
 
-  /// Stores the quarter whose slots begin at `slots`, its first row in the first atom at `to`, and starts the loads of
-  /// the one that follows if that is to be.
-  template <bool kLoadNext>
+  /// Stores the half of these slots, its first row in the first atom at `to`.
   __device__ __forceinline__ void store(std::uint32_t to, const std::int32_t* slots) {
     const Lane lane;
-    const LaneSlots next(lane, slots + (kLoadNext ? kQuarter : 0));
     const std::uint32_t factors = unpack_factor(scales_);
-    bool usual = is_usual_scale(scales_);
-    if constexpr (kLoadNext) {
-      load_scales(lane, next);
-    }
     std::uint32_t marks = 0;
-    const std::uint32_t latents = to + (lane.entry + lane.odd()) * 128 + lane.eighth() * kAtomBytes +
-                                  (((lane.index & 3U) ^ (lane.entry >> 1 & 2U)) << 5 | lane.odd() << 4);
+    const std::uint32_t latents =
+        to + (lane.entry + lane.odd()) * 128 + lane.eighth() * kAtomBytes + ((lane.index & 3U) << 5 | lane.odd() << 4);
 #pragma unroll
     for (std::uint32_t pair = 0; pair < kPairs; ++pair) {
-      // Chunk 2 (lane % 4) + {0, 1} of a row whose number ends with (entry & 4) + 2 pair + odd.
+      // Chunk 2 (lane % 4) + {0, 1} of a row whose number ends with 2 pair + odd.
       const std::uint32_t place = latents ^ pair << 5;
 #pragma unroll
       for (std::uint32_t side = 0; side < 2; ++side) {
@@ -146,16 +169,14 @@ class Gather<RowFormat::fp8_656> {
         ptx::store_shared(place + offset, values.first);
         ptx::store_shared((place ^ 16U) + offset, values.second);
       }
-      if constexpr (kLoadNext) {
-        load_latents(lane, pair, next);
-      }
     }
-    usual = usual && !has_nan(marks);
-    ptx::store_shared(to + kRopeOffset + swizzled(lane.entry + lane.eighth(), lane.index & 7U), rope_);
-    if constexpr (kLoadNext) {
-      load_rope(lane, next);
+    const std::uint32_t rope =
+        to + kRopeOffset + (lane.entry + lane.eighth()) * 128 + (((lane.index & 7U) ^ lane.eighth()) << 4);
+#pragma unroll
+    for (std::uint32_t j = 0; j < kRopeLoads; ++j) {
+      ptx::store_shared((rope ^ j << 6) + j * 512, rope_[j]);
     }
-    if (!__all_sync(kAllLanes, usual)) {
+    if (!__all_sync(kAllLanes, is_usual_scale(scales_) && !has_nan(marks))) {
       __syncwarp();  // the right values come last
       store_exactly(pool_, slots, lane.entry, to);
     }
@@ -165,12 +186,13 @@ class Gather<RowFormat::fp8_656> {
   __device__ __forceinline__ void finish() const {}
 
  private:
-  static constexpr std::uint32_t kPairs = kWarpEntries / 2;  ///< of entries, of a warp and quarter
+  static constexpr std::uint32_t kPairs = kWarpEntries / 2;      ///< of entries, of a warp and half
+  static constexpr std::uint32_t kRopeLoads = kWarpEntries / 4;  ///< of four entries each
 
-  /// Which lane this is, found out anew for each quarter: what follows from it takes fewer instructions than registers.
+  /// Which lane this is, found out anew for each half: what follows from it takes fewer instructions than registers.
   struct Lane {
     std::uint32_t index;
-    std::uint32_t entry;  ///< the warp's first of a quarter
+    std::uint32_t entry;  ///< the warp's first of a half
 
     __device__ __forceinline__ Lane() {
       const std::uint32_t thread = gatherer();
@@ -182,37 +204,9 @@ class Gather<RowFormat::fp8_656> {
     __device__ __forceinline__ std::uint32_t eighth() const { return index / 8; }
   };
 
-  /// Slots of the rows that a lane reads from: taken before any stores, which the compiler moves no loads across.
-  struct LaneSlots {
-    std::int32_t latents[kPairs];
-    std::int32_t rope;
-    std::int32_t scales;
-
-    __device__ __forceinline__ LaneSlots(const Lane& lane, const std::int32_t* slots)
-        : rope(slots[lane.entry + lane.eighth()]), scales(slots[lane.entry + lane.index / 4 % kWarpEntries]) {
-#pragma unroll
-      for (std::uint32_t pair = 0; pair < kPairs; ++pair) {
-        latents[pair] = slots[lane.entry + 2 * pair + lane.odd()];
-      }
-    }
-  };
-
-  __device__ __forceinline__ void load_latents(const Lane& lane, std::uint32_t pair, const LaneSlots& slots) {
-    const std::byte* from = fp8_row(pool_, slots.latents[pair]) + (lane.index & 3U) * 16 + lane.eighth() * 64;
-    codes_[pair][0] = ptx::load(from);
-    codes_[pair][1] = ptx::load(from + kLatent / 2);
-  }
-  __device__ __forceinline__ void load_rope(const Lane& lane, const LaneSlots& slots) {
-    rope_ = ptx::load(fp8_row(pool_, slots.rope) + kFp8Scales + 16 + (lane.index & 7U) * 16);
-  }
-  /// Lane 4 e + g has scale g of entry e, and so has the lane 16 further.
-  __device__ __forceinline__ void load_scales(const Lane& lane, const LaneSlots& slots) {
-    scales_ = fp8_scale(fp8_row(pool_, slots.scales), lane.index & 3U);
-  }
-
   const std::byte* pool_;
   uint4 codes_[kPairs][2];
-  uint4 rope_;
+  uint4 rope_[kRopeLoads];
   std::uint32_t scales_;
 };
 
@@ -223,17 +217,18 @@ class Gather<RowFormat::bf16_1152> {
 
   __device__ __forceinline__ void start(const std::int32_t* /*slots*/) {}
 
-  template <bool kLoadNext>
   __device__ __forceinline__ void store(std::uint32_t to, const std::int32_t* slots) {
-    const std::uint32_t entry = gatherer() / 8;  // eight threads have a row
-    const std::uint32_t chunk = gatherer() % 8;
-    const std::int32_t slot = slots[entry];
-    // The source of an entry that is not there is not read, but has to be an address.
-    const std::byte* from = row_address(pool_, slot == kNone ? 0 : slot, kBf16RowBytes) + chunk * 16;
-    const std::uint32_t place = to + swizzled(entry, chunk);
+    const std::uint32_t chunk = gatherer() % 8;  // eight threads have a row
 #pragma unroll
-    for (std::uint32_t atom = 0; atom < kAtoms; ++atom) {
-      ptx::copy_async(place + atom * kAtomBytes, from + atom * 128, slot != kNone);
+    for (std::uint32_t entry = gatherer() / 8, i = 0; i < kHalf * 8 / kGatherers; ++i, entry += kGatherers / 8) {
+      const std::int32_t slot = slots[entry];
+      // The source of an entry that is not there is not read, but has to be an address.
+      const std::byte* from = row_address(pool_, slot == kNone ? 0 : slot, kBf16RowBytes) + chunk * 16;
+      const std::uint32_t place = to + swizzled(entry, chunk);
+#pragma unroll
+      for (std::uint32_t atom = 0; atom < kAtoms; ++atom) {
+        ptx::copy_async(place + atom * kAtomBytes, from + atom * 128, slot != kNone);
+      }
     }
   }
   /// Waits until what was stored is there.
@@ -244,9 +239,9 @@ class Gather<RowFormat::bf16_1152> {
 };
 
 /// Shows the consumers a half that has been stored.
-__device__ __forceinline__ void announce(std::uint32_t half, std::uint32_t parity, Shared& shared) {
+__device__ __forceinline__ void announce(std::uint32_t half, std::uint32_t ring, Shared& shared) {
   if (threadIdx.x == kConsumers) {
-    shared.present[half] = {shared.entries[parity][half], has_entries(shared, parity) ? 1U : 0U};
+    shared.present[half] = {shared.entries[ring][half], has_entries(shared, ring) ? 1U : 0U};
   }
   ptx::fence_for_tensor_cores();
   __syncwarp();
@@ -259,50 +254,66 @@ __device__ __forceinline__ void announce(std::uint32_t half, std::uint32_t parit
 template <RowFormat kFormat>
 __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, const Split& split, std::int32_t first,
                                        Shared& shared, const KernelErrorView& errors) {
-  const auto slot_at = [&](Place place) {
-    const std::int32_t* slots =
-        p.slots + static_cast<std::int64_t>(work.row(place.item)) * p.shape.top_k + split.begin + place.tile * kTile;
-    return load_slot(p.layer, slots, place.item < work.items ? split.count - place.tile * kTile : 0, errors);
+  const auto slots_of = [&](Place place) {
+    // Of an item that does not exist none are read, but they have to have an address.
+    const bool real = place.item < work.items;
+    const std::int64_t row = real ? work.row(place.item) : 0;
+    return TileSlots{p.slots + row * p.shape.top_k + split.begin + place.tile * kTile,
+                     real ? split.count - place.tile * kTile : 0};
+  };
+  const auto next_of = [&](Place place) { return place.next(work, split.tiles); };
+  // Shows all what has been requested of a tile; returns the thread's slot.
+  const auto publish = [&](Place place, std::uint32_t ring) {
+    const std::int32_t slot = requested_slot(slots_of(place), ring, p.layer, shared, errors);
+    publish_slots(slot, ring, shared);
+    return slot;
   };
   Gather<kFormat> rows(p.layer.pool);
   Place place{first, 0};
-  std::int32_t upcoming = slot_at(place);
-  prefetch_row<kFormat>(p.layer.pool, upcoming);
-  publish_slots(upcoming, 0, shared);
+  request_slot(slots_of(place), 0, shared);
+  request_slot(slots_of(next_of(place)), 1, shared);
+  const std::int32_t slot = publish(place, 0);
   rows.start(shared.slots[0]);
-  ptx::cluster_wait();  // for when other blocks are told that their sums have been read
+  prefetch_row<kFormat>(p.layer.pool, slot);
+  prefetch_row<kFormat>(p.layer.pool, publish(next_of(place), 1));
+  prefetch_slots(slots_of({first + work.clusters, 0}));
+  ptx::cluster_wait();       // not earlier: no other block has anything to do with what this one gathers
   std::uint32_t parity = 0;  // of the tiles
+  std::uint32_t ring = 0;
   std::uint32_t item_parity = 0;
   while (place.item < work.items) {
-    upcoming = slot_at(place.next(work, split.tiles));
-    const bool any = has_entries(shared, parity);
+    const std::uint32_t next_ring = ring == kAhead - 1 ? 0 : ring + 1;
+    const std::uint32_t last_ring = ring == 0 ? kAhead - 1 : ring - 1;
+    request_slot(slots_of(next_of(next_of(place))), last_ring, shared);
+    const bool any = has_entries(shared, ring);
     shared.empty[0].wait(parity ^ 1U);
     if (any) {
-      const std::uint32_t to = ptx::shared_address(shared.rows[0]);
-      rows.template store<true>(to, shared.slots[parity]);
-      rows.template store<false>(to + kQuarterBytes, shared.slots[parity] + kQuarter);
+      rows.store(ptx::shared_address(shared.rows[0]), shared.slots[ring]);
       rows.finish();
     }
-    announce(0, parity, shared);
+    announce(0, ring, shared);
     if (any) {
-      rows.start(shared.slots[parity] + 2 * kQuarter);
+      rows.start(shared.slots[ring] + kHalf);
     }
-    prefetch_row<kFormat>(p.layer.pool, upcoming);
     shared.empty[1].wait(parity ^ 1U);
-    if (place.tile == 0 && place.item != first) {  // where the sums of the last item were
+    if (place.tile == 0) {  // where the sums of the last item were, if there is one
       shared.drained.wait(item_parity ^ 1U);
     }
     if (any) {
-      const std::uint32_t to = ptx::shared_address(shared.rows[1]);
-      rows.template store<true>(to, shared.slots[parity] + 2 * kQuarter);
-      rows.template store<false>(to + kQuarterBytes, shared.slots[parity] + 3 * kQuarter);
+      rows.store(ptx::shared_address(shared.rows[1]), shared.slots[ring] + kHalf);
       rows.finish();
     }
-    announce(1, parity, shared);
+    announce(1, ring, shared);
+    // What follows passes while the consumers are at the two halves.
+    place = next_of(place);
+    rows.start(shared.slots[next_ring]);
+    const Place upcoming = next_of(place);
+    prefetch_row<kFormat>(p.layer.pool, publish(upcoming, last_ring));
+    if (upcoming.tile == 0) {
+      prefetch_slots(slots_of({upcoming.item + work.clusters, 0}));
+    }
     parity ^= 1U;
-    publish_slots(upcoming, parity, shared);
-    rows.start(shared.slots[parity]);
-    place = place.next(work, split.tiles);
+    ring = next_ring;
     item_parity ^= place.tile == 0 ? 1U : 0U;
   }
 }

@@ -19,7 +19,7 @@ inline constexpr int kOutputs = kHeads * kColumns / kGroup;
 inline constexpr int kLogits = kHeads * kHalf / kGroup;
 inline constexpr int kSteps = kHalf / 16;  ///< products over the entries of a half
 
-/// A thread's part of one query's attention: of its two heads the reference that weights are relative to (near the
+/// A thread's part of one query's attention: of its two heads the reference that weights are relative to (the
 /// maximum so far), its share of the sum of weights, and its outputs.
 struct Attention {
   float reference[2] = {-INFINITY, -INFINITY};
@@ -85,6 +85,14 @@ __device__ __forceinline__ void load_query(const AttendParams& p, std::int64_t r
   }
 }
 
+/// Brings what load_query will take into the second-level cache.
+__device__ __forceinline__ void prefetch_query(const AttendParams& p, std::int64_t row, std::int32_t first) {
+  const auto heads = static_cast<std::uint32_t>(min(kHeads, p.shape.query_heads - first));
+  const std::uint32_t element = p.q_dtype == DType::bf16 ? 2 : 4;
+  const std::int64_t begin = (row * p.shape.query_heads + first) * kRowDim;
+  ptx::prefetch(static_cast<const std::byte*>(p.q) + begin * element, heads * kRowDim * element);
+}
+
 /// Starts Q K^T of one half; one committed group.
 __device__ __forceinline__ void start_logits(const Shared& shared, std::uint32_t half, float (&logits)[kLogits]) {
   const std::uint64_t query = ptx::k_major(ptx::shared_address(shared.query));
@@ -136,12 +144,6 @@ __device__ __forceinline__ void refer(Attention& attention, const float (&refere
     attention.reference[i] = references[i];
     attention.sum[i] *= factors[i];
   }
-}
-/// A reference follows the maximum only when that is 8 (a factor of 256) ahead: the outputs then hardly ever have to be
-/// rescaled, and weights below 2^8 are as good as those below 1.
-__device__ __forceinline__ float followed(float reference, float most) {
-  constexpr float kLead = 8.0F;
-  return most > reference + kLead ? most : reference;
 }
 __device__ __forceinline__ void rescale(const float (&factors)[2], float (&out)[kOutputs]) {
   if (!__all_sync(kAllLanes, factors[0] == 1.0F && factors[1] == 1.0F)) {
@@ -195,7 +197,9 @@ __device__ __forceinline__ void add_rows(const Weights& weights, std::uint64_t r
   ptx::wgmma_fence();
 #pragma unroll
   for (std::uint32_t step = 0; step < kSteps; ++step) {
-    ptx::wgmma_64x256(out, weights.steps[step], ptx::advanced(rows, step * 2048));
+    const std::uint64_t values = ptx::advanced(rows, step * 2048);
+    ptx::wgmma_64x128<0>(out, weights.steps[step], values);
+    ptx::wgmma_64x128<128>(out, weights.steps[step], ptx::advanced(values, 2 * kAtomBytes));
   }
   ptx::wgmma_commit();
 }
@@ -205,7 +209,9 @@ __device__ __forceinline__ void add_rows(std::uint64_t weights, std::uint64_t ro
   ptx::wgmma_fence();
 #pragma unroll
   for (std::uint32_t step = 0; step < kSteps; ++step) {
-    ptx::wgmma_64x256(out, ptx::advanced(weights, step * 32), ptx::advanced(rows, step * 2048));
+    const std::uint64_t values = ptx::advanced(rows, step * 2048);
+    ptx::wgmma_64x128<0>(out, ptx::advanced(weights, step * 32), values);
+    ptx::wgmma_64x128<128>(out, ptx::advanced(weights, step * 32), ptx::advanced(values, 2 * kAtomBytes));
   }
   ptx::wgmma_commit();
 }

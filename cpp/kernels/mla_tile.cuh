@@ -30,13 +30,13 @@ inline constexpr std::uint32_t kAtomBytes = 64 * 128;
 inline constexpr std::uint32_t kMatrixBytes = kAtoms * kAtomBytes;
 inline constexpr std::uint32_t kRopeOffset = kLatentAtoms * kAtomBytes;
 
-inline constexpr int kGroup = 128;  ///< threads of a warpgroup
+inline constexpr int kGroup = 128;             ///< threads of a warpgroup
 inline constexpr int kConsumers = 2 * kGroup;  ///< warpgroups 0 and 1; the others gather
 inline constexpr int kGatherers = 2 * kGroup;
 inline constexpr int kGatherWarps = kGatherers / kWarp;
 inline constexpr int kThreads = kConsumers + kGatherers;
-inline constexpr int kConsumerRegisters = 200;
-inline constexpr int kGatherRegisters = 56;
+inline constexpr int kConsumerRegisters = 192;
+inline constexpr int kGatherRegisters = 64;
 static_assert(kConsumers * kConsumerRegisters + kGatherers * kGatherRegisters == 64 * 1024);
 inline constexpr int kMaxSplits = 8;  ///< blocks of a cluster
 inline constexpr std::uint32_t kConsumersBarrier = 1;
@@ -50,7 +50,7 @@ __device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32
 }
 
 inline constexpr int kTile = kHalves * kHalf;
-inline constexpr int kQuarter = kTile / 4;
+inline constexpr int kAhead = 3;  ///< tiles whose slots are known
 
 /// Which entries of a half are there.
 struct Present {
@@ -73,12 +73,12 @@ struct Shared {
   float references[kHalves][kHeads];  ///< what the weights of a half are relative to
   Share shares[kHalves][kHeads];
   Present present[kHalves];
-  std::int32_t slots[2][kTile];         ///< of this tile and the next, kNone where there is nothing to attend to
-  std::uint64_t entries[2][kHalves];    ///< bit i of word h: entry 64 h + i is there
-  ptx::Mbarrier full[kHalves];          ///< a half has been gathered
-  ptx::Mbarrier empty[kHalves];         ///< and may be overwritten
-  ptx::Mbarrier staged;                 ///< all blocks of the cluster have their sums where others can read them
-  ptx::Mbarrier drained;                ///< all blocks have read this block's
+  std::int32_t slots[kAhead][kTile];       ///< of this tile and the next two, kNone where there is nothing to attend to
+  std::uint64_t entries[kAhead][kHalves];  ///< bit i of word h: entry 64 h + i is there
+  ptx::Mbarrier full[kHalves];             ///< a half has been gathered
+  ptx::Mbarrier empty[kHalves];            ///< and may be overwritten
+  ptx::Mbarrier staged;                    ///< all blocks of the cluster have their sums where others can read them
+  ptx::Mbarrier drained;                   ///< all blocks have read this block's
 };
 static_assert(sizeof(Shared) + 1024 <= 227 * 1024);
 

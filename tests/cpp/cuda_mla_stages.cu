@@ -80,6 +80,7 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
       shared.full[half].init(kGatherWarps);
       shared.empty[half].init(kConsumers / kWarp);
     }
+    shared.drained.init(1);  // fresh: nobody has sums where rows go
   }
   __syncthreads();
   ptx::cluster_arrive();

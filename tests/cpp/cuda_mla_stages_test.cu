@@ -199,6 +199,9 @@ TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {
   p.q = memory;
   p.out = memory + 1;
   EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, nowhere), InvalidArgument);
+  p.out = memory;
+  p.slots = reinterpret_cast<const std::int32_t*>(memory) + 1;
+  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, nowhere), InvalidArgument);
 }
 
 std::string name_of(const ::testing::TestParamInfo<RowFormat>& parameter) {

@@ -46,6 +46,10 @@ __device__ __forceinline__ uint4 load_remote(std::uint32_t address) {
 __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
+/// The same with four bytes.
+__device__ __forceinline__ void copy_word_async(std::uint32_t to, const void* from, bool real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(real ? 4 : 0) : "memory");
+}
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 /// Brings `bytes` from an address, both multiples of 16, into the second-level cache. The copy engine does it: no fence

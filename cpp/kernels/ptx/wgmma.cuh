@@ -61,15 +61,11 @@ __device__ __forceinline__ void pin(float (&registers)[kCount]) {
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "          \
   "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define ECHO_D128                                                                                    \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "      \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "       \
-  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "       \
-  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, "       \
-  "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "       \
-  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, "         \
-  "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
-  "%124, %125, %126, %127}"
+#define ECHO_D64                                                                                          \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "  \
+  "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "  \
+  "%62, %63}"
 
 /// D[64, 64] = A B or += A B; both K-major in shared memory.
 __device__ __forceinline__ void wgmma_64x64(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
@@ -84,18 +80,21 @@ __device__ __forceinline__ void wgmma_64x64(float (&d)[32], std::uint64_t a, std
       : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)));
 }
 
-/// D[64, 256] += A B; A K-major, B MN-major, both in shared memory.
-__device__ __forceinline__ void wgmma_64x256(float (&d)[128], std::uint64_t a, std::uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " ECHO_D128 ", %128, %129, 1, 1, 1, 0, 1;"
-               : ECHO_F64(d, 0), ECHO_F64(d, 64)
+/// Columns kFirst to kFirst + 127 of D[64, 256] += A B[16, 128]; A K-major, B MN-major, both in shared memory. Products
+/// with 256 columns take more registers than a thread has when a block of four warpgroups starts.
+template <int kFirst>
+__device__ __forceinline__ void wgmma_64x128(float (&d)[128], std::uint64_t a, std::uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " ECHO_D64 ", %64, %65, 1, 1, 1, 0, 1;"
+               : ECHO_F64(d, kFirst / 2)
                : "l"(a), "l"(b));
 }
 
 /// The same with A in registers.
-__device__ __forceinline__ void wgmma_64x256(float (&d)[128], const std::uint32_t (&a)[4], std::uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " ECHO_D128
-               ", {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
-               : ECHO_F64(d, 0), ECHO_F64(d, 64)
+template <int kFirst>
+__device__ __forceinline__ void wgmma_64x128(float (&d)[128], const std::uint32_t (&a)[4], std::uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " ECHO_D64
+               ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+               : ECHO_F64(d, kFirst / 2)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
@@ -103,7 +102,7 @@ __device__ __forceinline__ void wgmma_64x256(float (&d)[128], const std::uint32_
 #undef ECHO_F16
 #undef ECHO_F64
 #undef ECHO_D32
-#undef ECHO_D128
+#undef ECHO_D64
 
 /// Moves registers between the warpgroups of a block; every warpgroup calls one of them once, first thing.
 template <int kRegisters>
