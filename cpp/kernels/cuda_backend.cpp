@@ -13,6 +13,7 @@
 #include "echo/errors.hpp"
 #include "kernels/append.hpp"
 #include "kernels/attend.hpp"
+#include "kernels/attend_cluster.hpp"
 #include "kernels/captured_graph.hpp"
 #include "kernels/commit.hpp"
 #include "kernels/device_code.hpp"
@@ -80,6 +81,9 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
   }
   if (sizes.shape.row_format != RowFormat::raw) {
     check_attend(sizes.shape, device_);
+    if (own_kernels_) {
+      attend_cluster_ = plan_attend_cluster(sizes.shape, sizes.splits, device_);
+    }
   }
   score_sm90_ = own_kernels_ && prepare_score_sm90(sizes.shape, device_);
   Scratch& scratch = scratch_.emplace(device_memory_, sizes);
@@ -202,6 +206,9 @@ void CudaBackend::attend(const AttendParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
   require_at_most("attention_splits", params.splits, memory.sizes().splits);
+  if (attend_cluster_.clusters > 0 && params.splits == attend_cluster_.splits) {
+    return launch_attend_cluster(params, attend_cluster_, context());
+  }
   for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {
     const std::int32_t count = std::min(kAttendRows, params.block.count - first);
     launch_attend_splits(params, first, count, memory.attend_partials(), context());

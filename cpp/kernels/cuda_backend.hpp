@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attend_cluster.hpp"
 #include "kernels/cuda_handles.hpp"
 #include "kernels/device_memory.hpp"
 #include "kernels/kernel_errors.hpp"
@@ -91,6 +92,7 @@ class CudaBackend final : public Backend {
   StagingRing staging_;
   std::optional<Scratch> scratch_;
   bool score_sm90_ = false;                 ///< which kernel scores
+  AttendClusterPlan attend_cluster_;        ///< how attend runs, if it can run that way
   std::vector<LayerView> released_layers_;  ///< what lies in the scratch for release
   std::deque<Event> marks_;                 ///< those not known to be done, oldest first
   std::uint64_t marks_done_ = 0;

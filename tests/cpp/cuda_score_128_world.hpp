@@ -21,13 +21,6 @@ inline ShapeView shape_128(std::int32_t heads) {
   return shape;
 }
 
-/// With the kernel that is meant here.
-inline RuntimeConfig own_kernels() {
-  RuntimeConfig config;
-  config.kernels = "auto";
-  return config;
-}
-
 /// Whether there is one for this device in this build.
 inline bool can_score_128() {
   return device_report().compute_capability == 90 && build_info().find("90a") != std::string::npos;

@@ -276,6 +276,13 @@ class World {
   }
 };
 
+/// With the kernel that is meant here.
+inline RuntimeConfig own_kernels() {
+  RuntimeConfig config;
+  config.kernels = "auto";
+  return config;
+}
+
 /// The same world on the CPU and on the GPU.
 struct Pair {
   Pair(const ShapeView& shape, const Sizes& sizes, const RuntimeConfig& config = {})

@@ -1,0 +1,126 @@
+// Attention of one decode step as benchmarks call it: a graph of `layers` calls, each with its own rows, slots and
+// queries, so that second-level caches are as cold as in a step. Memory belongs to the caller.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "echo/errors.hpp"
+#include "kernels/cuda_check.hpp"
+#include "kernels/cuda_handles.hpp"
+#include "runtime/backends.hpp"
+
+namespace {
+
+using namespace echo;
+
+/// Those made for this GPU.
+RuntimeConfig own_kernels() {
+  RuntimeConfig config;
+  config.kernels = "auto";
+  return config;
+}
+
+thread_local std::string g_problem;
+
+struct AttendBench {
+  std::unique_ptr<Backend> backend = make_cuda_backend(0, own_kernels());
+  Stream stream;
+  std::function<void()> replay;
+
+  ~AttendBench() { backend->retire(); }
+};
+
+}  // namespace
+
+extern "C" {
+
+struct EchoAttendCase {
+  std::int32_t layers;
+  std::int32_t batch;
+  std::int32_t heads;
+  std::int32_t row_bytes;  ///< 656 or 1152
+  std::int32_t top_k;
+  std::int32_t splits;
+  std::int32_t slots;  ///< of a layer's pool
+  float scale;
+};
+
+/// What went wrong in the last call that said so.
+ECHO_API const char* echo_attend_problem() { return g_problem.c_str(); }
+
+ECHO_API void echo_attend_destroy(void* bench) { delete static_cast<AttendBench*>(bench); }
+
+/// Device pointers, one per layer: pools u8 [slots, row_bytes], slots i32 [batch, top_k], q bf16 [batch, heads, 576],
+/// out bf16 [batch, heads, 512]. Returns nullptr if something is wrong.
+ECHO_API void* echo_attend_create(const EchoAttendCase* c, void* const* pools, const std::int32_t* const* slots,
+                                  const void* const* q, void* const* out) {
+  try {
+    auto bench = std::make_unique<AttendBench>();
+    ShapeView shape =
+        shape_view(ModelShape::deepseek_v32(c->row_bytes == 656 ? RowFormat::fp8_656 : RowFormat::bf16_1152));
+    shape.query_heads = c->heads;
+    shape.top_k = c->top_k;
+    bench->backend->prepare({.shape = shape,
+                             .layers = 1,
+                             .rows = c->batch,
+                             .block_rows = c->batch,
+                             .slots = c->slots,
+                             .host_rows = 64,
+                             .splits = c->splits});
+    bench->backend->use_stream(reinterpret_cast<std::uintptr_t>(bench->stream.get()));
+    const auto body = [&] {
+      for (std::int32_t layer = 0; layer < c->layers; ++layer) {
+        AttendParams params{};
+        params.layer.pool = static_cast<std::byte*>(pools[layer]);
+        params.layer.slots = c->slots;
+        params.layer.row_bytes = c->row_bytes;
+        params.block = {.first = 0, .count = c->batch, .tick_offset = 0};
+        params.shape = shape;
+        params.q = q[layer];
+        params.q_dtype = DType::bf16;
+        params.scale = c->scale;
+        params.slots = slots[layer];
+        params.out = out[layer];
+        params.out_dtype = DType::bf16;
+        params.splits = c->splits;
+        bench->backend->attend(params);
+      }
+    };
+    body();
+    bench->backend->synchronize();
+    bench->replay = bench->backend->capture(body);
+    return bench.release();
+  } catch (const std::exception& error) {
+    g_problem = error.what();
+    return nullptr;
+  }
+}
+
+/// Replays the graph `times` times; us[i] = microseconds of the i-th replay on the GPU. Returns 0, or 1 if something is
+/// wrong.
+ECHO_API int echo_attend_replay(void* bench, std::int32_t times, float* us) {
+  auto& b = *static_cast<AttendBench*>(bench);
+  try {
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end = nullptr;
+    ECHO_CUDA_CHECK(cudaEventCreate(&begin));
+    ECHO_CUDA_CHECK(cudaEventCreate(&end));
+    for (std::int32_t i = 0; i < times; ++i) {
+      ECHO_CUDA_CHECK(cudaEventRecord(begin, b.stream.get()));
+      b.replay();
+      ECHO_CUDA_CHECK(cudaEventRecord(end, b.stream.get()));
+      ECHO_CUDA_CHECK(cudaEventSynchronize(end));
+      ECHO_CUDA_CHECK(cudaEventElapsedTime(us + i, begin, end));
+      us[i] *= 1000.0F;
+    }
+    ECHO_CUDA_CHECK(cudaEventDestroy(begin));
+    ECHO_CUDA_CHECK(cudaEventDestroy(end));
+    return 0;
+  } catch (const std::exception& error) {
+    g_problem = error.what();
+    return 1;
+  }
+}
+}

@@ -1,0 +1,146 @@
+#pragma once
+// The splits of a query put together on chip: each block of the cluster stages its sums [64 heads, 512] in its own
+// shared memory and writes the output of its part of the heads, reading them from all blocks in the order of the
+// splits.
+//
+// Sums travel as f16 times a power of two per head and half of the columns, chosen so that the largest is in
+// [2^14, 2^15): an error of 2^-12 of the largest value of a head, less than what bf16 weights cost, for half of the
+// bytes between multiprocessors, which are what this takes time for (64 KB per block).
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/elements.cuh"
+#include "kernels/mla_heads.cuh"
+
+namespace echo::mla {
+
+/// 2^e that brings a value of this size into [2^14, 2^15), and its inverse.
+struct Unit {
+  float up;
+  float down;
+
+  __device__ __forceinline__ explicit Unit(float largest) {
+    constexpr std::uint32_t kLeast = 30;  // of the exponent, for both to be normal
+    constexpr std::uint32_t kMost = 254;
+    const std::uint32_t exponent = min(max(bits_of(largest) >> 23, kLeast), kMost);
+    up = float_of((127U + 127U + 14U - exponent) << 23);
+    down = float_of((exponent - 14U) << 23);
+  }
+};
+
+/// Leaves a warpgroup's sums and shares where the other blocks read them.
+__device__ __forceinline__ void stage(const Attention& attention, std::uint32_t group, Shared& shared) {
+  float largest[2] = {};
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) {
+    largest[head_of(i)] = fmaxf(largest[head_of(i)], fabsf(attention.out[i]));
+  }
+  const Unit units[2] = {Unit(most_of_head(largest[0])), Unit(most_of_head(largest[1]))};
+  const float sums[2] = {sum_of_head(attention.sum[0]), sum_of_head(attention.sum[1])};
+  if (lane_index() % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      shared.shares[group][first_head() + 8 * static_cast<std::uint32_t>(i)] = {attention.reference[i], sums[i],
+                                                                                units[i].down, 0.0F};
+    }
+  }
+  const std::uint32_t to = ptx::shared_address(shared.rows[1]);
+#pragma unroll
+  for (std::uint32_t step = 0; step < kColumns / 16; ++step) {
+    std::uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float up = units[i % 2].up;
+      const std::uint32_t at = 8 * step + 2 * static_cast<std::uint32_t>(i);
+      pairs[i] = ptx::to_f16x2(attention.out[at] * up, attention.out[at + 1] * up);
+    }
+    const std::uint32_t chunk = group * (kColumns / 8) + 2 * step + stored_chunk();
+    ptx::store_matrices(to + staged_offset(stored_head(), chunk), pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+}
+
+/// Factors of the splits' sums for one head and half of the columns: lane s has that of split s.
+__device__ __forceinline__ float split_factor(const Shared& shared, std::uint32_t splits, std::uint32_t head,
+                                              std::uint32_t column_half) {
+  const auto lane = static_cast<std::uint32_t>(lane_index());
+  float reference = -INFINITY;
+  float sum = 0.0F;
+  float unit = 0.0F;
+  if (lane < splits) {
+    const uint4 first = ptx::load_remote(ptx::remote_address(ptx::shared_address(&shared.shares[0][head]), lane));
+    const uint4 second = ptx::load_remote(ptx::remote_address(ptx::shared_address(&shared.shares[1][head]), lane));
+    reference = float_of(first.x);
+    sum = float_of(first.y) + float_of(second.y);
+    unit = float_of(column_half == 0 ? first.z : second.z);
+  }
+  float overall = reference;
+#pragma unroll
+  for (int step = kMaxSplits / 2; step > 0; step /= 2) {
+    overall = fmaxf(overall, __shfl_xor_sync(kAllLanes, overall, step));
+  }
+  const float origin = overall == -INFINITY ? 0.0F : overall;  // no inf - inf where nothing is selected
+  const float weight = ptx::exp2_approx(reference - origin);
+  const float counted = weight * sum;
+  float total = 0.0F;
+#pragma unroll
+  for (int split = 0; split < kMaxSplits; ++split) {
+    total += __shfl_sync(kAllLanes, counted, split);
+  }
+  return total == 0.0F ? 0.0F : __fdividef(weight * unit, total);
+}
+
+__device__ __forceinline__ void add_halves(std::uint32_t pair, float factor, float& first, float& second) {
+  const float2 values = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  first = fmaf(factor, values.x, first);
+  second = fmaf(factor, values.y, second);
+}
+
+/// Writes eight neighbouring outputs, aligned to their size.
+__device__ __forceinline__ void store_outputs(void* out, DType dtype, std::int64_t at, const float (&values)[8]) {
+  if (dtype == DType::f32) {
+    auto* to = reinterpret_cast<float4*>(static_cast<float*>(out) + at);
+    to[0] = make_float4(values[0], values[1], values[2], values[3]);
+    to[1] = make_float4(values[4], values[5], values[6], values[7]);
+  } else {
+    *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(out) + at) =
+        make_uint4(pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
+                   pack_bf16(values[6], values[7]));
+  }
+}
+
+/// Writes the outputs of the block's part of heads [first, first + 64) of a row. A warp has a head and half of the
+/// columns at a time, a lane eight columns.
+__device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
+                                        const Shared& shared, std::uint32_t rank, std::uint32_t splits) {
+  const std::uint32_t heads = kHeads / splits;
+  const std::uint32_t column_half = threadIdx.x / kWarp % 2;
+  const std::uint32_t chunk = column_half * kWarp + static_cast<std::uint32_t>(lane_index());
+  const std::uint32_t staged = ptx::shared_address(shared.rows[1]);
+#pragma unroll 1
+  for (std::uint32_t i = threadIdx.x / (2 * kWarp); i < heads; i += kConsumers / (2 * kWarp)) {
+    const std::uint32_t head = rank * heads + i;
+    const std::uint32_t place = staged + staged_offset(head, chunk);
+    uint4 parts[kMaxSplits];
+#pragma unroll
+    for (std::uint32_t split = 0; split < kMaxSplits; ++split) {
+      parts[split] = split < splits ? ptx::load_remote(ptx::remote_address(place, split)) : make_uint4(0, 0, 0, 0);
+    }
+    const float factors = split_factor(shared, splits, head, column_half);
+    float values[8] = {};
+#pragma unroll
+    for (int split = 0; split < kMaxSplits; ++split) {
+      const float factor = __shfl_sync(kAllLanes, factors, split);
+      add_halves(parts[split].x, factor, values[0], values[1]);
+      add_halves(parts[split].y, factor, values[2], values[3]);
+      add_halves(parts[split].z, factor, values[4], values[5]);
+      add_halves(parts[split].w, factor, values[6], values[7]);
+    }
+    if (first + static_cast<std::int32_t>(head) < p.shape.query_heads) {
+      store_outputs(p.out, p.out_dtype, (row * p.shape.query_heads + first + head) * kLatent + chunk * 8, values);
+    }
+  }
+}
+
+}  // namespace echo::mla

@@ -1,0 +1,92 @@
+#pragma once
+// Shapes and shared memory of attend_cluster: a tile is 128 entries of a selection in two halves of 64, each a matrix
+// of 64 rows x 576 bf16 as the tensor cores read it.
+//
+// A matrix is nine atoms of 64 rows x 64 elements (128 bytes a row, 8 KB), each swizzled: 16-byte chunk i of row r lies
+// at place i ^ (r % 8). The same bytes serve as K^T of the logits (K-major) and as V of the output (MN-major). The
+// ninth atom, the rope part, is dead once a half's logits are there: its softmax weights [64 heads, 64 entries] take
+// its place.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/warp.cuh"
+
+namespace echo::mla {
+
+inline constexpr int kLatent = 512;
+inline constexpr int kRope = 64;
+inline constexpr int kRowDim = kLatent + kRope;
+inline constexpr int kFp8RowBytes = 656;
+inline constexpr int kBf16RowBytes = 1152;
+
+inline constexpr int kHeads = 64;  ///< of a block, filled up where there are fewer
+inline constexpr int kHalf = 64;   ///< entries of half a tile
+inline constexpr int kHalves = 2;
+inline constexpr int kAtoms = kRowDim / 64;
+inline constexpr int kLatentAtoms = kLatent / 64;
+inline constexpr std::uint32_t kAtomBytes = 64 * 128;
+inline constexpr std::uint32_t kMatrixBytes = kAtoms * kAtomBytes;
+inline constexpr std::uint32_t kRopeOffset = kLatentAtoms * kAtomBytes;
+
+inline constexpr int kGroup = 128;             ///< threads of a warpgroup
+inline constexpr int kConsumers = 2 * kGroup;  ///< warpgroups 0 and 1; the others gather
+inline constexpr int kGatherers = 2 * kGroup;
+inline constexpr int kGatherWarps = kGatherers / kWarp;
+inline constexpr int kThreads = kConsumers + kGatherers;
+inline constexpr int kConsumerRegisters = 192;
+inline constexpr int kGatherRegisters = 64;
+static_assert(kConsumers * kConsumerRegisters + kGatherers * kGatherRegisters == 64 * 1024);
+inline constexpr int kMaxSplits = 8;  ///< blocks of a cluster
+inline constexpr std::uint32_t kConsumersBarrier = 1;
+inline constexpr std::uint32_t kGatherBarrier = 2;
+inline constexpr std::uint32_t kFirstWeightsBarrier = 3;
+inline constexpr std::uint32_t kSecondWeightsBarrier = 4;
+
+/// Byte of 16-byte chunk `chunk` (0 to 7) of row `row` in an atom.
+__device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32_t chunk) {
+  return row * 128 + ((chunk ^ (row & 7U)) << 4);
+}
+
+inline constexpr int kTile = kHalves * kHalf;
+inline constexpr int kAhead = 3;  ///< tiles whose slots are known
+
+/// Which entries of a half are there.
+struct Present {
+  std::uint64_t entries;  ///< bit i: entry i has a row
+  std::uint32_t tile;     ///< 0 where the whole tile has no rows: it is passed over
+};
+
+/// What a warpgroup knows of a head at the end of its split: what weights are relative to and, of its halves of the
+/// tiles, their sum; and of its half of the columns, what the staged values are multiplied by.
+struct alignas(16) Share {
+  float reference;
+  float sum;
+  float unit;
+  float unused;
+};
+
+struct Shared {
+  std::byte query[kMatrixBytes];
+  std::byte rows[kHalves][kMatrixBytes];
+  float references[kHalves][kHeads];  ///< what the weights of a half are relative to
+  Share shares[kHalves][kHeads];
+  Present present[kHalves];
+  std::int32_t slots[kAhead][kTile];       ///< of this tile and the next two, kNone where there is nothing to attend to
+  std::uint64_t entries[kAhead][kHalves];  ///< bit i of word h: entry 64 h + i is there
+  ptx::Mbarrier full[kHalves];             ///< a half has been gathered
+  ptx::Mbarrier empty[kHalves];            ///< and may be overwritten
+  ptx::Mbarrier staged;                    ///< all blocks of the cluster have their sums where others can read them
+  ptx::Mbarrier drained;                   ///< all blocks have read this block's
+};
+static_assert(sizeof(Shared) + 1024 <= 227 * 1024);
+
+/// The staged sums of a block: [64 heads, 512] f16 in the latent atoms of the second half, 16-byte chunk i of head h at
+/// place i ^ (h % 8).
+__device__ __forceinline__ std::uint32_t staged_offset(std::uint32_t head, std::uint32_t chunk) {
+  return head * (kLatent * 2) + ((chunk ^ (head & 7U)) << 4);
+}
+static_assert(kHeads * kLatent * 2 <= kRopeOffset);
+
+}  // namespace echo::mla

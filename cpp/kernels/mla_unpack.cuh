@@ -1,0 +1,63 @@
+#pragma once
+// Stored e4m3 codes as bf16, exactly, without the conversion unit: a code's seven bits are moved to where a bf16 has
+// the low four bits of its exponent and the high three of its mantissa. That is the value times 2^-120, subnormals
+// included, so one multiplication by 2^120 x scale, a power of two, gives value x scale. Per pair of codes: a byte
+// permute, a shift, a mask and a multiplication; a quarter of that again to look for NaN. What this gets wrong - NaN
+// codes, scales from 2^8 on or with more bits than a bf16 has - is noticed and left to convert(), the definition.
+
+#include <cstdint>
+
+#include "kernels/elements.cuh"
+#include "kernels/number_formats.hpp"
+#include "kernels/ptx/copy.cuh"
+
+namespace echo::mla {
+
+/// 2^120 x scale as two equal bf16; 0 for a scale of 0.
+__device__ __forceinline__ std::uint32_t unpack_factor(std::uint32_t scale) {
+  const std::uint32_t bits = scale == 0U ? 0U : (scale >> 16) + (120U << 7);
+  return __byte_perm(bits, 0, 0x1010);
+}
+/// Whether that is right: the scale has no more bits than a bf16 and lies in [2^-126, 2^8), or is 0.
+__device__ __forceinline__ bool is_usual_scale(std::uint32_t scale) {
+  constexpr std::uint32_t kLeast = 1U << 23;
+  constexpr std::uint32_t kEnd = 135U << 23;
+  return scale == 0U || (scale >= kLeast && scale < kEnd && (scale & 0xFFFFU) == 0U);
+}
+
+/// Codes kFirst and the next of four, times the factor.
+template <int kFirst>
+__device__ __forceinline__ std::uint32_t unpack_pair(std::uint32_t codes, std::uint32_t factor) {
+  // Each code with its sign extended to 16 bits; shifted, its sign is in all of bits 11 to 15, of which 15 stays.
+  const std::uint32_t extended = ptx::permuted<kFirst == 0 ? 0x9180U : 0xB3A2U>(codes);
+  return ptx::multiply_bf16x2(extended << 4 & 0x87F087F0U, factor);
+}
+
+/// 16 codes as bf16.
+struct Unpacked {
+  uint4 first;   ///< of codes 0 to 7
+  uint4 second;  ///< of codes 8 to 15
+
+  __device__ __forceinline__ Unpacked(const uint4& codes, std::uint32_t factor)
+      : first(make_uint4(unpack_pair<0>(codes.x, factor), unpack_pair<2>(codes.x, factor),
+                         unpack_pair<0>(codes.y, factor), unpack_pair<2>(codes.y, factor))),
+        second(make_uint4(unpack_pair<0>(codes.z, factor), unpack_pair<2>(codes.z, factor),
+                          unpack_pair<0>(codes.w, factor), unpack_pair<2>(codes.w, factor))) {}
+};
+
+/// Bit 7 of a byte of the result is set if one of the codes is NaN (0x7F or 0xFF), which unpack_pair takes for 480:
+/// those are the codes whose sign bit changes when 1 is added. A carry only comes from a NaN too.
+__device__ __forceinline__ std::uint32_t nan_marks(const uint4& codes) {
+  constexpr std::uint32_t kOnes = 0x01010101U;
+  return (codes.x ^ (codes.x + kOnes)) | (codes.y ^ (codes.y + kOnes)) | (codes.z ^ (codes.z + kOnes)) |
+         (codes.w ^ (codes.w + kOnes));
+}
+__device__ __forceinline__ bool has_nan(std::uint32_t marks) { return (marks & 0x80808080U) != 0U; }
+
+/// Two codes, by the definition.
+__device__ inline std::uint32_t convert(std::uint32_t codes, float scale) {
+  return pack_bf16(from_e4m3(static_cast<std::uint8_t>(codes & 0xFFU)) * scale,
+                   from_e4m3(static_cast<std::uint8_t>(codes >> 8 & 0xFFU)) * scale);
+}
+
+}  // namespace echo::mla

@@ -1,0 +1,46 @@
+#pragma once
+// What the blocks of attend_cluster work on, and in which order; nothing in it depends on the batch but which cluster
+// does which query.
+
+#include <cstdint>
+
+#include "kernels/mla_tile.cuh"
+#include "kernels/params.hpp"
+
+namespace echo::mla {
+
+/// What a launch consists of.
+struct Work {
+  std::int32_t groups;    ///< of 64 heads
+  std::int32_t items;     ///< query rows x groups
+  std::int32_t clusters;  ///< cluster c does items c, c + clusters, ...
+
+  __device__ __forceinline__ std::int32_t row(std::int32_t item) const { return item / groups; }
+  __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const { return item % groups * kHeads; }
+};
+
+/// A tile of a block's work.
+struct Place {
+  std::int32_t item;
+  std::int32_t tile;  ///< of the block's split
+
+  __device__ __forceinline__ Place next(const Work& work, std::int32_t tiles) const {
+    return tile + 1 < tiles ? Place{item, tile + 1} : Place{item + work.clusters, 0};
+  }
+};
+
+/// The block's split of a selection.
+struct Split {
+  std::int32_t begin;  ///< first entry
+  std::int32_t count;  ///< of entries; of the last tile, half may be missing
+  std::int32_t tiles;  ///< at least one, so that all blocks of a cluster do the same
+
+  __device__ __forceinline__ Split(const AttendParams& p, std::int32_t rank) {
+    const std::int32_t halves = p.shape.top_k / kHalf;
+    begin = rank * halves / p.splits * kHalf;
+    count = (rank + 1) * halves / p.splits * kHalf - begin;
+    tiles = max(1, (count + kTile - 1) / kTile);
+  }
+};
+
+}  // namespace echo::mla

@@ -1,0 +1,116 @@
+#pragma once
+// Barriers of Hopper as PTX has them: transaction-free mbarriers in shared memory, local or of another block of the
+// cluster; named barriers for part of a block; the barrier of the whole cluster.
+
+#include <cstdint>
+
+namespace echo::ptx {
+
+/// Address of shared memory as PTX instructions take it.
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// The same place in the shared memory of another block of the cluster.
+__device__ __forceinline__ std::uint32_t remote_address(std::uint32_t address, std::uint32_t rank) {
+  std::uint32_t remote = 0;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+/// A phase completes with the `count`th arrival; then the next one begins. Phases have parity 0, 1, 0, ...
+struct Mbarrier {
+  std::uint64_t state;
+
+  __device__ __forceinline__ void init(std::uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(count) : "memory");
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+  /// Arrives at this barrier of block `rank`; what the caller has seen and done so far is visible to who waits there.
+  __device__ __forceinline__ void arrive_remote(std::uint32_t rank) {
+    asm volatile(
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(shared_address(this), rank))
+        : "memory");
+  }
+  /// The same without waiting for the caller's writes: enough to tell that what it has read, and used, may be
+  /// overwritten.
+  __device__ __forceinline__ void arrive_remote_relaxed(std::uint32_t rank) {
+    asm volatile(
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(shared_address(this), rank))
+        : "memory");
+  }
+  /// Waits until the phase of this parity has completed. A fresh barrier counts as having completed parity 1.
+  __device__ __forceinline__ void wait(std::uint32_t parity) {
+    while (!completed(parity)) {
+    }
+  }
+  /// The same, also for arrivals from other blocks.
+  __device__ __forceinline__ void wait_cluster(std::uint32_t parity) {
+    while (!completed_cluster(parity)) {
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool completed(std::uint32_t parity) {
+    std::uint32_t done = 0;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(this)), "r"(parity)
+        : "memory");
+    return done != 0;
+  }
+  __device__ __forceinline__ bool completed_cluster(std::uint32_t parity) {
+    std::uint32_t done = 0;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(this)), "r"(parity)
+        : "memory");
+    return done != 0;
+  }
+};
+static_assert(sizeof(Mbarrier) == 8);
+
+/// Makes freshly initialised mbarriers visible to the other blocks of the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, whole warps.
+__device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Counts this thread in at a named barrier without waiting there.
+__device__ __forceinline__ void named_arrive(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+  std::uint32_t rank = 0;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ std::uint32_t cluster_index() {
+  std::uint32_t index = 0;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
+/// The two halves of the barrier of all threads of the cluster; it orders nothing but them.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+}  // namespace echo::ptx

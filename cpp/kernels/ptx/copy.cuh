@@ -1,0 +1,110 @@
+#pragma once
+// Data movement on Hopper: loads and copies of 16 bytes, the stores that match the tensor cores' fragments, and the
+// fence between ordinary accesses to shared memory and those of the tensor cores.
+
+#include <cstdint>
+
+namespace echo::ptx {
+
+/// Orders this thread's ordinary writes to shared memory before what the tensor cores read there, once a barrier has
+/// told them.
+__device__ __forceinline__ void fence_for_tensor_cores() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// 16 bytes of global memory, past the first-level cache.
+__device__ __forceinline__ uint4 load(const void* address) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+/// 16 bytes from the shared memory of any block of the cluster (see remote_address).
+__device__ __forceinline__ uint4 load_remote(std::uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+/// Starts a copy of 16 bytes to shared memory; zeros, and the source unread, where it is not `real`.
+__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+/// The same with four bytes.
+__device__ __forceinline__ void copy_word_async(std::uint32_t to, const void* from, bool real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(real ? 4 : 0) : "memory");
+}
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// Brings `bytes` from an address, both multiples of 16, into the second-level cache. The copy engine does it: no fence
+/// and no cp.async.wait waits for it, as they would for copies or loads.
+__device__ __forceinline__ void prefetch(const void* address, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+}
+
+/// Four 8 x 8 matrices of 16-bit elements: matrix i is register i of all lanes, lane l holding elements 2 (l % 4) and
+/// the next of row l / 4; lane 8 i + r gives the address of row r of matrix i, 16 bytes.
+__device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                               std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
+/// Byte i of the result is byte n of `bytes`, n the lowest three bits of hexadecimal digit i of the selector; or, with
+/// the digit's fourth bit, eight times that byte's sign.
+template <std::uint32_t kSelector>
+__device__ __forceinline__ std::uint32_t permuted(std::uint32_t bytes) {
+  std::uint32_t result = 0;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(result) : "r"(bytes), "n"(kSelector));
+  return result;
+}
+
+/// Two floats as bf16 or f16, round to nearest even, the first in the lower half.
+__device__ __forceinline__ std::uint32_t to_bf16x2(float first, float second) {
+  std::uint32_t packed = 0;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
+}
+__device__ __forceinline__ std::uint32_t to_f16x2(float first, float second) {
+  std::uint32_t packed = 0;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
+}
+__device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+/// threadIdx.x, read anew: what is computed from it is not kept in registers from before.
+__device__ __forceinline__ std::uint32_t thread_anew() {
+  std::uint32_t thread = 0;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+/// 2^x.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y = 0.0F;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace echo::ptx

@@ -1,0 +1,242 @@
+#include "cuda_mla_stages.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "kernels/cuda_check.hpp"
+#include "kernels/mla_attend.cuh"
+#include "kernels/mla_gather.cuh"
+#include "kernels/number_formats.hpp"
+
+namespace echo::mla_stages {
+namespace {
+
+using namespace mla;
+
+/// What a stage leaves behind.
+struct Dump {
+  std::byte* rows;    ///< [halves, kMatrixBytes]
+  Present* present;   ///< [halves]
+  float* logits;      ///< [halves, kHeads, kHalf]
+  float* out;         ///< [kHeads, kLatent]
+  float* references;  ///< [halves, kHeads]
+  float* sums;        ///< [halves, kHeads]
+};
+
+__device__ void dump_rows(const Dump& dump, Shared& shared) {
+  shared.full[0].wait(0);
+  shared.full[1].wait(0);
+  for (std::uint32_t i = threadIdx.x; i < 2 * kMatrixBytes; i += kConsumers) {
+    dump.rows[i] = shared.rows[0][i];
+  }
+  if (threadIdx.x < kHalves) {
+    dump.present[threadIdx.x] = shared.present[threadIdx.x];
+  }
+}
+
+__device__ void dump_logits(const Dump& dump, std::uint32_t group, Shared& shared) {
+  shared.full[group].wait(0);
+  float logits[kLogits];
+  start_logits(shared, group, logits);
+  ptx::wgmma_wait<0>();
+  ptx::pin(logits);
+  for (int i = 0; i < kLogits; ++i) {
+    const std::uint32_t head = first_head() + 8 * static_cast<std::uint32_t>(head_of(i));
+    const int column = i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
+    dump.logits[(group * kHeads + head) * kHalf + column] = logits[i];
+  }
+}
+
+__device__ void dump_sums(const Dump& dump, std::uint32_t group, std::int32_t tiles, Shared& shared) {
+  Attention attention;
+  for (std::int32_t tile = 0; tile < tiles; ++tile) {
+    attend_tile(kScale * 1.44269504F, group, static_cast<std::uint32_t>(tile) & 1U, shared, attention);
+  }
+  const float sums[2] = {sum_of_head(attention.sum[0]), sum_of_head(attention.sum[1])};
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t head = first_head() + 8 * static_cast<std::uint32_t>(i);
+    dump.references[group * kHeads + head] = attention.reference[i];
+    dump.sums[group * kHeads + head] = sums[i];
+  }
+  for (int i = 0; i < kOutputs; ++i) {
+    const std::uint32_t head = first_head() + 8 * static_cast<std::uint32_t>(head_of(i));
+    const std::uint32_t column =
+        group * kColumns + static_cast<std::uint32_t>(i / 4 * 8 + lane_index() % 4 * 2 + i % 2);
+    dump.out[head * kLatent + column] = attention.out[i];
+  }
+}
+
+template <RowFormat kFormat, Stage kStage>
+__global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__ AttendParams p, KernelErrorView errors,
+                                                         Dump dump) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) std::byte memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const Work work{1, 1, 1};
+  const Split split(p, 0);
+  if (threadIdx.x == 0) {
+    for (int half = 0; half < kHalves; ++half) {
+      shared.full[half].init(kGatherWarps);
+      shared.empty[half].init(kConsumers / kWarp);
+    }
+    shared.drained.init(1);  // fresh: nobody has sums where rows go
+  }
+  __syncthreads();
+  ptx::cluster_arrive();
+  if (threadIdx.x >= kConsumers) {
+    ptx::give_registers<kGatherRegisters>();
+    gather<kFormat>(p, work, split, 0, shared, errors);
+  } else {
+    ptx::take_registers<kConsumerRegisters>();
+    const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
+    load_query(p, 0, 0, shared);
+    ptx::cluster_wait();
+    ptx::wait_copies();
+    ptx::fence_for_tensor_cores();
+    ptx::named_barrier(kConsumersBarrier, kConsumers);
+    if constexpr (kStage == Stage::rows) {
+      dump_rows(dump, shared);
+    } else if constexpr (kStage == Stage::logits) {
+      dump_logits(dump, group, shared);
+    } else {
+      dump_sums(dump, group, split.tiles, shared);
+    }
+  }
+#endif
+}
+
+template <typename T>
+struct DeviceCopy {
+  explicit DeviceCopy(const std::vector<T>& values) : count(values.size()) {
+    ECHO_CUDA_CHECK(cudaMalloc(&data, count * sizeof(T)));
+    ECHO_CUDA_CHECK(cudaMemcpy(data, values.data(), count * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  ~DeviceCopy() { cudaFree(data); }
+  DeviceCopy(const DeviceCopy&) = delete;
+  DeviceCopy& operator=(const DeviceCopy&) = delete;
+  T* data = nullptr;
+  std::size_t count;
+};
+
+template <typename T>
+std::vector<T> read(const DeviceCopy<T>& copy) {
+  std::vector<T> values(copy.count);
+  ECHO_CUDA_CHECK(cudaMemcpy(values.data(), copy.data, copy.count * sizeof(T), cudaMemcpyDeviceToHost));
+  return values;
+}
+
+std::uint32_t word_at(const std::vector<std::byte>& bytes, std::size_t at) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, bytes.data() + at, sizeof word);
+  return word;
+}
+
+template <Stage kStage>
+Result run_case(const Case& input) {
+  const DeviceCopy pool(input.pool);
+  const DeviceCopy slots(input.slots);
+  const DeviceCopy q(input.q);
+  const DeviceCopy rows(std::vector<std::byte>(2 * kMatrixBytes, std::byte{0xEE}));
+  const DeviceCopy present(std::vector<Present>(kHalves, Present{}));
+  const DeviceCopy logits(std::vector<float>(kHalves * kHeads * kHalf, NAN));
+  const DeviceCopy out(std::vector<float>(kHeads * kLatent, NAN));
+  const DeviceCopy references(std::vector<float>(kHalves * kHeads, NAN));
+  const DeviceCopy sums(std::vector<float>(kHalves * kHeads, NAN));
+  AttendParams p{};
+  p.layer.pool = pool.data;
+  p.layer.slots = kSlots;
+  p.layer.row_bytes = input.row_bytes();
+  p.shape.query_heads = kHeads;
+  p.shape.latent_dim = kLatent;
+  p.shape.rope_dim = kRope;
+  p.shape.top_k = static_cast<std::int32_t>(input.slots.size());
+  p.shape.row_format = input.format;
+  p.block = {.first = 0, .count = 1, .tick_offset = 0};
+  p.q = q.data;
+  p.q_dtype = DType::bf16;
+  p.slots = slots.data;
+  p.splits = 1;
+  const KernelErrors errors;
+  const auto kernel = input.format == RowFormat::fp8_656 ? run_stage<RowFormat::fp8_656, kStage>
+                                                         : run_stage<RowFormat::bf16_1152, kStage>;
+  ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  kernel<<<1, kThreads, sizeof(Shared)>>>(p, errors.view(),
+                                          {rows.data, present.data, logits.data, out.data, references.data, sums.data});
+  ECHO_CUDA_CHECK(cudaGetLastError());
+  ECHO_CUDA_CHECK(cudaDeviceSynchronize());
+  return {read(rows), read(present), read(logits), read(out), read(references), read(sums)};
+}
+
+}  // namespace
+
+Case::Case(RowFormat format_, std::int32_t tiles, unsigned seed, bool wild)
+    : format(format_), slots(static_cast<std::size_t>(tiles * kTile)) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal;
+  pool.resize(static_cast<std::size_t>(kSlots * row_bytes()));
+  for (std::int32_t slot = 0; slot < kSlots; ++slot) {
+    std::byte* row = pool.data() + slot * row_bytes();
+    for (int i = 0; i < kRowDim; ++i) {
+      if (format == RowFormat::fp8_656 && i < kLatent) {
+        std::uint8_t code = to_e4m3(normal(engine) * 100.0F);
+        if (wild || i % 7 == 0) {
+          code = static_cast<std::uint8_t>(engine());  // any code, subnormals too
+          code = (code & 0x7FU) == 0x7FU && !wild ? 0U : code;
+        }
+        row[i] = std::byte{code};
+      } else {
+        const std::uint16_t half = to_bf16(normal(engine));
+        std::memcpy(row + (format == RowFormat::fp8_656 ? kLatent + 16 + (i - kLatent) * 2 : i * 2), &half, 2);
+      }
+    }
+    for (int group = 0; group < 4 && format == RowFormat::fp8_656; ++group) {
+      const int exponent = wild ? static_cast<int>(engine() % 40) - 20 : static_cast<int>(engine() % 4) - 9;
+      const float scale = std::ldexp(1.0F, exponent);
+      std::memcpy(row + kLatent + group * 4, &scale, sizeof scale);
+    }
+  }
+  for (auto& slot : slots) {
+    slot = static_cast<std::int32_t>(engine() % kSlots);
+  }
+  for (int i = 0; i < kHeads * kRowDim; ++i) {
+    q.push_back(to_bf16(normal(engine)));
+  }
+}
+
+std::int32_t Case::row_bytes() const { return format == RowFormat::fp8_656 ? kFp8RowBytes : kBf16RowBytes; }
+
+std::uint16_t Case::element(std::int32_t slot, int i) const {
+  const auto row = static_cast<std::size_t>(slot) * static_cast<std::size_t>(row_bytes());
+  if (format == RowFormat::fp8_656 && i < kLatent) {
+    const float scale = float_of(word_at(pool, row + kLatent + static_cast<std::size_t>(i / 128) * 4));
+    return to_bf16(from_e4m3(static_cast<std::uint8_t>(pool[row + static_cast<std::size_t>(i)])) * scale);
+  }
+  std::uint16_t half = 0;
+  std::memcpy(&half, pool.data() + row + (format == RowFormat::fp8_656 ? kLatent + 16 + (i - kLatent) * 2 : i * 2), 2);
+  return half;
+}
+
+double Case::logit(int head, std::int32_t slot) const {
+  double sum = 0.0;
+  for (int i = 0; i < kRowDim; ++i) {
+    sum += static_cast<double>(from_bf16(q[static_cast<std::size_t>(head * kRowDim + i)])) *
+           static_cast<double>(from_bf16(element(slot, i)));
+  }
+  return sum;
+}
+
+Result run(Stage stage, const Case& input) {
+  switch (stage) {
+    case Stage::rows:
+      return run_case<Stage::rows>(input);
+    case Stage::logits:
+      return run_case<Stage::logits>(input);
+    case Stage::sums:
+      break;
+  }
+  return run_case<Stage::sums>(input);
+}
+
+}  // namespace echo::mla_stages
