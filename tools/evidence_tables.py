@@ -86,6 +86,12 @@ def _not_run(name: str, what: str) -> str:
 def _pools(cases: list[dict[str, Any]] | None) -> str:
     if cases is None:
         return _not_run("lossless", "Small pools against one for everything")
+    devices = dict.fromkeys(run["case"]["device"] for run in cases)
+    return "\n\n".join(_pools_on([run for run in cases if run["case"]["device"] == device]) for device in devices)
+
+
+def _pools_on(cases: list[dict[str, Any]]) -> str:
+    """One device's: what was set up, then a case per pool and way of decoding."""
     setup, *runs = cases
     kinds = ("tokens", "selections", "logits")
     rows = []
