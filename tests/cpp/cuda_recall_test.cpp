@@ -181,6 +181,23 @@ TEST_F(CudaRecall, BadEntriesAreLeftOutAndReported) {
   EXPECT_EQ(std::ranges::count(slots, kNone), std::ssize(slots) - 1);
 }
 
+TEST_F(CudaRecall, ANewRowInABlockThatIsNoneIsReportedAndNotWaitedFor) {
+  const ShapeView shape = shape_of(RowFormat::raw);
+  Pair pair(shape, {.batch = 1});
+  World& world = pair.gpu;
+  const DeviceArray rows(world.backend,
+                         std::vector<std::uint8_t>(static_cast<std::size_t>(world.layer().row_bytes), 7));
+  world.begin(1, {3});
+  std::vector<std::int32_t> words = world.control.read();
+  words[words.size() - static_cast<std::size_t>(world.sizes.table_stride)] = 1 << 28;  // the first block of the table
+  world.control.write(words);
+  world.selection.write(std::vector<std::int32_t>(world.entries(), 3));
+  world.append_and_recall(rows, DType::u8, false);
+  EXPECT_THROW(world.backend.synchronize(), StateError);
+  EXPECT_EQ(world.slots.read(), std::vector<std::int32_t>(world.entries(), kNone));
+  world.check();
+}
+
 TEST_F(CudaRecall, PaddingRowsChangeNothing) {
   const ShapeView shape = shape_of(RowFormat::raw);
   Pair pair(shape, {.batch = 3});
