@@ -1,11 +1,10 @@
 // The C API, for ctypes: functions return 0, or -1 and echo_bench_error() says why.
 
 #include <cstdint>
-#include <exception>
 #include <optional>
-#include <string>
 
 #include "bench_case.hpp"
+#include "guarded.hpp"
 #include "host_rows.hpp"
 #include "recall_case.hpp"
 #include "runtime/backends.hpp"
@@ -13,6 +12,8 @@
 #define ECHO_BENCH_API extern "C" __attribute__((visibility("default")))
 
 using echo::bench::EchoBenchCase;
+using echo::bench::error_text;
+using echo::bench::guarded;
 using echo::bench::HostRows;
 using echo::bench::Kind;
 using echo::bench::RecallCase;
@@ -23,26 +24,6 @@ struct EchoBench {
   HostRows host;
   std::optional<RecallCase> recall;
 };
-
-namespace {
-
-std::string& error_text() {
-  static thread_local std::string text;
-  return text;
-}
-
-template <typename Body>
-int guarded(Body body) {
-  try {
-    body();
-    return 0;
-  } catch (const std::exception& error) {
-    error_text() = error.what();
-    return -1;
-  }
-}
-
-}  // namespace
 
 ECHO_BENCH_API int echo_bench_devices() { return echo::cuda_device_count(); }
 ECHO_BENCH_API const char* echo_bench_error() { return error_text().c_str(); }

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "echo/runtime_config.hpp"
+#include "guarded.hpp"
 #include "kernels/cuda_check.hpp"
 #include "kernels/cuda_handles.hpp"
 #include "kernels/number_formats.hpp"
@@ -247,22 +247,6 @@ void ScoreCase::verify() const {
       throw std::runtime_error("score of row " + std::to_string(row) + ", token " + std::to_string(token) + ": " +
                                std::to_string(got) + ", expected " + std::to_string(sum * scale));
     }
-  }
-}
-
-std::string& error_text() {
-  static thread_local std::string text;
-  return text;
-}
-
-template <typename Body>
-int guarded(Body body) {
-  try {
-    body();
-    return 0;
-  } catch (const std::exception& error) {
-    error_text() = error.what();
-    return -1;
   }
 }
 
