@@ -5,10 +5,10 @@
 // (mla_attend.cuh). Blocks are combined over distributed shared memory (mla_combine.cuh) while the rows and queries of
 // the cluster's next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many
 // clusters there are.
-// Cost of a tile, cycles: 4,352 of tensor cores; 4,820 of shared memory (147 KB of operands for the logits and 80 KB
-// for the outputs of each half, 147 KB of rows and 16 KB of weights written); 950 of integer units to unpack half a
-// tile, the only thing between a free place and a full one. Of an item: 56 KB from other blocks. 222 KB of shared
-// memory: one block per multiprocessor.
+// Cost of a tile, cycles (counted, not measured): 4,352 of tensor cores; 4,820 of shared memory (147 KB of operands for
+// the logits and 80 KB for the outputs of each half, 147 KB of rows and 16 KB of weights written); 950 of integer units
+// to unpack half a tile, the only thing between a free place and a full one. Of an item: 56 KB from other blocks. 222
+// KB of shared memory: one block per multiprocessor.
 #include "kernels/attend_cluster.hpp"
 
 #include <algorithm>
