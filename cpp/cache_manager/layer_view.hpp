@@ -14,7 +14,12 @@ struct LayerCounters {
   std::int64_t misses;
   std::int64_t evictions;
   std::int64_t appended;
-  std::int64_t lost_races;  ///< hits whose row was just being fetched for another entry
+  std::int64_t lost_races;         ///< hits whose row was just being fetched for another entry
+  std::int64_t candidates;         ///< tokens that score listed for select
+  std::int64_t full_selects;       ///< rows whose candidates did not do: all scores were searched
+  std::int64_t prefetched;         ///< rows fetched by score
+  std::int64_t prefetched_used;    ///< and selected in the same call: hits
+  std::int64_t prefetches_capped;  ///< rows that score would have fetched but for the cap
 };
 
 struct LayerView {

@@ -62,11 +62,51 @@ inline ShapeView shape_view(const ModelShape& shape) {
           .index_key_format = shape.index_key_format};
 }
 
+inline constexpr std::int32_t kSiftBins = 256;
+inline constexpr std::int32_t kSampleEvery = 8;  ///< one key block in so many is scored first: the sample
+
+/// What score finds out about a query row on the way. Keys are ordered keys of scores (number_formats.hpp).
+struct alignas(16) RowSift {
+  /// Of the sample; bin i counts keys whose top 15 bits are those of the predicted k-th score + i - kSiftBins / 2. The
+  /// first and the last bin also count all that lie below and above.
+  std::int32_t histogram[kSiftBins];
+  std::int32_t sampled;   ///< scores in the histogram
+  std::int32_t compared;  ///< scores that were compared with the bounds
+  std::int32_t found;     ///< candidates; only the first `capacity` of them are listed
+  std::int32_t unused;
+  /// Two keys, set once: the low word is the bound of candidates, the high one (at least as high) that of prefetch.
+  /// 0: not set, nothing is compared.
+  std::uint64_t bounds;
+};
+
+/// A token whose key is at or above the bound of candidates.
+struct alignas(8) ScoredToken {
+  std::uint32_t key;
+  std::int32_t position;
+};
+
+/// Sifting: while it scores, score lists the tokens that may be selected, for select, and fetches those that probably
+/// will be, for recall. All of it is a guess that decides nothing but speed. Device memory that layers use in turns.
+struct SiftView {
+  RowSift* rows;        ///< [block.count] of this call, zero before it; null: no sifting (prefill)
+  RowSift* next_rows;   ///< [block.count] of the pass's next call: this call zeroes them (begin those of the first)
+  ScoredToken* tokens;  ///< [block.count, capacity] candidates, in any order
+  std::int32_t capacity;
+  const float* predicted;         ///< [max_sessions, predicted_stride] k-th scores by session, NaN = unknown
+  std::int64_t predicted_stride;  ///< layers of the model; `predicted` points to this layer's
+  std::int32_t* prefetched;       ///< [1] rows prefetched by this call, zero before it
+  std::int32_t* next_prefetched;  ///< [1] zeroed like next_rows
+  float prefetch_cap;             ///< rows per scored token that may be prefetched; 0: none
+};
+
 /// begin, once per pass and before its verbs: owners[block] for the blocks that hold the tokens of each batch entry, up
-/// to its last row's position. Of entries that share a block any may be named.
+/// to its last row's position. Of entries that share a block any may be named. And zeroes what the first score of the
+/// pass sifts into.
 struct BeginParams {
   StepView step;
   std::int64_t host_blocks;
+  RowSift* sift_rows = nullptr;        ///< [step.rows], or null
+  std::int32_t* prefetched = nullptr;  ///< one word, or null
 };
 
 /// append: for each row that is no padding, encodes kv and writes it to its host row and, with to_slots, to a slot
@@ -85,7 +125,8 @@ struct AppendParams {
 };
 
 /// score: scores[i, s] for rows i of the block and positions s in [0, positions[row]]; what lies behind is
-/// left undefined. Padding rows get nothing.
+/// left undefined. Padding rows get nothing. With `sift`, also lists candidates and prefetches rows that are not
+/// resident: those that the pass appends excepted, since their host rows may not be written yet.
 struct ScoreParams {
   LayerView layer;
   StepView step;
@@ -96,6 +137,7 @@ struct ScoreParams {
   const float* index_weights;  ///< [rows, index_heads], of the whole pass
   float* scores;               ///< [block.count, score_stride]
   std::int64_t score_stride;
+  SiftView sift = {};
 };
 
 /// select: the exact top_k positions of each row of the block, ascending, then kNone; padding rows all kNone.
@@ -106,8 +148,10 @@ struct SelectParams {
   ShapeView shape;
   const float* scores;  ///< [block.count, score_stride]
   std::int64_t score_stride;
-  std::int32_t* selection;  ///< [rows, top_k], of the whole pass
-  float* kth_score;         ///< [rows], of the whole pass
+  std::int32_t* selection;            ///< [rows, top_k], of the whole pass
+  float* kth_score;                   ///< [rows], of the whole pass
+  SiftView sift = {};                 ///< what score left; `rows` null: nothing
+  LayerCounters* counters = nullptr;  ///< of the layer
 };
 
 /// recall: slots[i, j] = slot of selection[i, j] after making it resident, kNone where the selection is kNone.
