@@ -74,7 +74,7 @@ __device__ inline Sight look_at(const LayerView& layer, const RowScores& scores,
   sight.row = host_word(layer, static_cast<std::int32_t>(slot)).load(cuda::memory_order_relaxed);
   if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
     sight.slot = static_cast<std::int32_t>(slot);
-    sight.candidate = {scores.distance(sight.row), now - sight.stamp};
+    sight.candidate = {scores.distance(sight.row), age_of(sight.stamp, now)};
   }
   return sight;
 }

@@ -38,6 +38,7 @@ struct RecallShared {
   std::int32_t slots[kMostEntries];  ///< and the slots that they get
   std::int32_t entries;
   std::int32_t lost;
+  std::int32_t ahead;  ///< entries whose row score had fetched in this tick
   ClaimShared claim;
 };
 
@@ -71,9 +72,11 @@ __device__ std::int32_t selected_row(const RecallParams& p, std::int64_t entry, 
 }
 
 /// Looks up the host rows of a thread's entries. Each kind of access goes out for all of them before the first is
-/// waited for; what is not simply resident is settled one by one. Returns how many others are fetching already.
+/// waited for; what is not simply resident is settled one by one. Returns how many others are fetching already; adds to
+/// `ahead` those that score fetched.
 template <int kPerThread>
-__device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, Entry (&entries)[kPerThread]) {
+__device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, Entry (&entries)[kPerThread],
+                                    std::int32_t& ahead) {
   std::int32_t slots[kPerThread];
   std::int32_t before[kPerThread];
 #pragma unroll
@@ -91,6 +94,7 @@ __device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, En
     Entry& entry = entries[i];
     if (before[i] != now && before[i] != kClaimed) {  // as in protect
       entry.slot = slots[i];
+      ahead += before[i] == prefetched_at(now) ? 1 : 0;
     } else if (entry.row != kNone && entry.slot != kPending) {
       entry.slot = look_up(layer, entry.row, now, slots[i]);
       lost += entry.slot == kPending ? 1 : 0;
@@ -150,11 +154,14 @@ __device__ void look_up_and_copy(const RecallParams& p, std::int32_t now, std::i
     entries[i].slot = is_new && entries[i].row != kNone ? kPending : kNone;
     found += entries[i].row != kNone ? 1 : 0;
   }
-  const std::int32_t lost = warp_sum(look_up_all(p.layer, now, entries));
+  std::int32_t ahead = 0;
+  const std::int32_t lost = warp_sum(look_up_all(p.layer, now, entries, ahead));
   found = warp_sum(found);
+  ahead = warp_sum(ahead);
   if (lane_index() == 0 && found != 0) {
     atomicAdd(&shared.entries, found);
     atomicAdd(&shared.lost, lost);
+    atomicAdd(&shared.ahead, ahead);
   }
   const std::int32_t missing = list_missing(entries, shared);
   if (threadIdx.x == 0) {
@@ -206,6 +213,7 @@ __device__ void find_slots(const RecallParams& p, std::int32_t now, const ClaimP
     count(&p.layer.counters->misses, missing == 0 ? 0 : shared.claim.given);
     count(&p.layer.counters->evictions, evicted);
     count(&p.layer.counters->lost_races, shared.lost);
+    count(&p.layer.counters->prefetched_used, shared.ahead);
   }
 }
 
@@ -236,6 +244,7 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
   if (threadIdx.x == 0) {
     shared.recall.entries = 0;
     shared.recall.lost = 0;
+    shared.recall.ahead = 0;
   }
   __syncthreads();
   if (threadIdx.x < kLookers) {

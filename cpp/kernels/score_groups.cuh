@@ -84,6 +84,8 @@ class GroupWalk {
   /// Key blocks [block, block + count) of the group are this thread block's.
   __device__ std::int32_t block() const { return block_; }
   __device__ std::int32_t count() const { return count_; }
+  /// Key blocks of this group and of those behind it that are.
+  __device__ std::int32_t left() const { return left_; }
 
  private:
   /// Goes to the 32 groups from `chunk` on.

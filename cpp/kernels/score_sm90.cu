@@ -20,6 +20,7 @@
 #include "kernels/launch.cuh"
 #include "kernels/score_fetch.cuh"
 #include "kernels/score_multiply.cuh"
+#include "kernels/score_prefetch.cuh"
 #include "kernels/score_sm90.hpp"
 #include "kernels/score_stages.cuh"
 
@@ -34,38 +35,73 @@ constexpr bool kHasCode = false;
 /// Differs between the machine codes of a build for several architectures; the host asks the one that was loaded.
 __device__ const bool has_code = kHasCode;
 
-template <int kHeads, int kColumns, bool kOne>
+/// What sifting needs of shared memory.
+struct SiftMemory {
+  SiftShared sift;
+  PrefetchShared prefetch;
+};
+constexpr std::int32_t kSiftBytes = (sizeof(SiftMemory) + 15) / 16 * 16;
+
+/// The warps that load the queries of all groups but the first. With sifting they do that besides.
+template <int kHeads, bool kSift>
+__device__ void load_and_sift(const ScoreParams& p, const GroupWalk& walk, const ScoreStages& shared,
+                              const KernelErrorView& errors) {
+  QueryLoader<kHeads, kSift> loader(p, walk, shared, errors);
+  if constexpr (kSift) {
+    auto& memory = *reinterpret_cast<SiftMemory*>(shared.sift);
+    const int index = __shfl_sync(kAllLanes, warp_index(), 0) - kFetcher - 1;
+    const ShareWalk<true> share(walk);
+    if (index < kSifters) {
+      Sifter(p, index, memory.sift, loader, errors).run(share);
+    } else {
+      prefetch(p, share.total(), memory.sift, memory.prefetch, loader, errors);
+    }
+  } else {
+    while (loader.more()) {
+      loader.load();
+    }
+  }
+}
+
+template <int kHeads, int kColumns, bool kOne, bool kSift>
 __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_constant__ CUtensorMap keys,
                                                                const __grid_constant__ ScoreParams p,
                                                                const __grid_constant__ RowGroups groups,
                                                                const __grid_constant__ KernelErrorView errors) {
   if constexpr (kHasCode) {
-    const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows});
+    const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows, .sift_bytes = kSift ? kSiftBytes : 0});
+    auto* sift = reinterpret_cast<SiftMemory*>(shared.sift);
     const int warp = __shfl_sync(kAllLanes, warp_index(), 0);  // the compiler then knows that lanes agree
     if (warp == kFetcher) {
       if (elect_lane()) {
         prefetch_map(keys);
       }
       __syncwarp();
-    } else {
-      shared.make_barriers(warp > kFetcher ? warp - 1 : warp, kOtherWarps);
+      if (kSift) {
+        sift->sift.clear();
+      }
+    } else if (warp < kFetcher) {
+      shared.make_barriers(warp, kMultiplierWarps);
       announce(kBarriersMade, kScoreThreads);
     }
     GroupWalk walk(p, groups, errors);
     const bool any = walk.begin();
-    if (warp == kFetcher) {
+    if (warp >= kFetcher) {
       join(kBarriersMade, kScoreThreads);
+    }
+    if (kSift && warp == kFetcher + kLoaderWarps) {
+      clear_next(p);
     }
     if (!any) {
       return;  // all of the thread block
     }
     if (warp == kFetcher) {
-      fetch_keys(keys, p, walk, shared, errors);  // on their way while the others load the first queries
-      return;
-    }
-    fill_queries<kHeads>(p, walk, shared, errors);
-    if (warp < kFetcher) {
-      multiply_keys<kHeads, kColumns, kOne>(p, shared);
+      fetch_keys<kSift>(keys, p, walk, shared, errors);  // on their way while the others load the first queries
+    } else if (warp > kFetcher) {
+      load_and_sift<kHeads, kSift>(p, walk, shared, errors);
+    } else {
+      load_first_queries<kHeads>(p, walk.rows(), shared, errors);
+      multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared, kSift ? &sift->sift.progress : nullptr);
     }
   }
 }
@@ -89,15 +125,16 @@ ProductShape product_of(std::int32_t heads, std::int32_t rows) {
   return rows <= 2 ? ProductShape{heads, rows * heads, true} : ProductShape{heads, kWidest, false};
 }
 
+template <bool kSift>
 Kernel kernel_of(const ProductShape& product) {
   if (product.heads == 32) {
-    return product.columns == 32   ? score_sm90<32, 32, true>
-           : product.columns == 64 ? score_sm90<32, 64, true>
-                                   : score_sm90<32, kWidest, false>;
+    return product.columns == 32   ? score_sm90<32, 32, true, kSift>
+           : product.columns == 64 ? score_sm90<32, 64, true, kSift>
+                                   : score_sm90<32, kWidest, false, kSift>;
   }
-  return product.columns == 64 ? score_sm90<64, 64, true>
-         : product.one         ? score_sm90<64, kWidest, true>
-                               : score_sm90<64, kWidest, false>;
+  return product.columns == 64 ? score_sm90<64, 64, true, kSift>
+         : product.one         ? score_sm90<64, kWidest, true, kSift>
+                               : score_sm90<64, kWidest, false, kSift>;
 }
 
 std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }
@@ -144,9 +181,11 @@ bool prepare_score_sm90(const ShapeView& shape, int device) {
     return false;
   }
   for (const std::int32_t rows : {1, 2, 3}) {
-    const Kernel kernel = kernel_of(product_of(padded_heads(shape.index_heads), rows));
-    ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    const ProductShape product = product_of(padded_heads(shape.index_heads), rows);
+    for (const Kernel kernel : {kernel_of<false>(product), kernel_of<true>(product)}) {
+      ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    }
   }
   return true;
 }
@@ -162,7 +201,8 @@ void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) 
   const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
   const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
   require_countable(params, groups);
-  launch(context, kernel_of(product), static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
+  const Kernel kernel = params.sift.rows == nullptr ? kernel_of<false>(product) : kernel_of<true>(product);
+  launch(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
          index_key_map(params.layer), params, groups, context.errors);
 }
 

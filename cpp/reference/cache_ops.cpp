@@ -80,7 +80,7 @@ void CacheOps::take_coldest(std::int32_t window, std::int32_t quota, const RowSc
     if (stamp == kFree || stamp >= tick_) {
       continue;
     }
-    const Candidate candidate{.distance = scores.distance(layer_.host_of[slot]), .age = tick_ - stamp};
+    const Candidate candidate{.distance = scores.distance(layer_.host_of[slot]), .age = age_of(stamp, tick_)};
     farthest = std::max(farthest, candidate.distance);
     oldest = std::max(oldest, candidate.age);
     seen.push_back({.slot = slot, .candidate = candidate, .coldness = 0});
