@@ -125,11 +125,6 @@ __host__ __device__ inline void give_up_row(const LayerView& layer, std::int32_t
   slot_word(layer, row).store(kNone, cuda::memory_order_relaxed);
 }
 
-/// Whether a slot with this stamp may be given to a row that is fetched ahead: rows of the same call may not.
-__host__ __device__ inline bool yields_ahead(std::int32_t stamp, std::int32_t now) {
-  return stamp != kFree && stamp < now && stamp != prefetched_at(now);
-}
-
 /// Gives an evicted or free slot to a row that the caller fetches: the first half; publish is the second.
 __host__ __device__ inline void assign(const LayerView& layer, std::int32_t slot, std::int32_t row) {
   host_word(layer, slot).store(row, cuda::memory_order_relaxed);
