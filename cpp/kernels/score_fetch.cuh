@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/score_runs.cuh"
 #include "kernels/score_stages.cuh"
-#include "kernels/score_walk.cuh"
 
 namespace echo {
 
@@ -17,7 +17,7 @@ struct Span {
 };
 
 __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_t done) {
-  Span span{.group = run.group, .count = min(run.count - done, kWarp), .token = 0, .host_block = kNone};
+  Span span{.group = run.queries, .count = min(run.count - done, kWarp), .token = 0, .host_block = kNone};
   if (lane_index() < span.count) {
     const std::int32_t block = run.block(done + lane_index());
     span.token = block * kTokensPerBlock;
@@ -26,33 +26,48 @@ __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_
   return span;
 }
 
-/// The fetching warp: has each key block copied into the next stage that is free, and says what to do with it. The
-/// block table's entries of a span are loaded while the span before is on its way.
+/// The fetching warp: makes runs, one ahead, has each key block copied into the next stage that is free, and says what
+/// to do with it. The block table's entries of a span are loaded while the span before is on its way.
 template <bool kSift>
-__device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, const GroupWalk& groups,
-                           const ScoreStages& shared, const KernelErrorView& errors) {
+__device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker& maker, const ScoreStages& shared,
+                           const KernelErrorView& errors) {
   constexpr std::int32_t kAhead = 3;  ///< key blocks of a span that go first, so that memory is soon busy
   // Rows of an entry that are not in this group will need the same keys soon.
   const std::uint64_t policy = cache_policy(p.step.query_rows > shared.sizes.group_rows);
   const std::int64_t host_blocks = p.layer.host_rows / kTokensPerBlock;
+  RunList& list = *shared.list;
+  list.open(maker.share());
   RingPlace place{.stage = 0};
-  ShareWalk<kSift> walk(groups);
-  Run run = walk.run();
+  Run run{};
+  Run next{};
+  Span span{};
   std::int32_t done = 0;
-  // Goes to a run that has blocks left.
-  const auto find_more = [&] {
-    while (done == run.count) {
-      if (!walk.next()) {
-        return false;
+  bool begun = false;
+  bool has_next = false;
+  bool closed = false;
+#pragma unroll 1
+  for (bool finished = false; !finished;) {
+    if (!has_next && !closed) {
+      has_next = maker.make(next);
+      closed = !has_next;
+      if (closed) {
+        list.close();
+      } else {
+        list.publish(next);
       }
-      run = walk.run();
-      done = 0;
+      if (!begun) {
+        announce(kFirstRun, kScoreThreads);
+        if (closed) {
+          return;  // and so do all others
+        }
+        join(kBarriersMade, kMultiplierThreads + kWarp);
+        begun = true;
+        has_next = false;
+        run = next;
+        span = span_at(p, run, 0);
+        continue;
+      }
     }
-    return true;
-  };
-  bool more = find_more();
-  Span span = span_at(p, run, 0);
-  while (more) {
     const Span now = span;
     bool good = false;
     if (lane_index() < now.count) {
@@ -67,7 +82,7 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, const 
       const std::int32_t host_block = __shfl_sync(kAllLanes, now.host_block, i);
       const std::int32_t token = __shfl_sync(kAllLanes, now.token, i);
       const bool there = (all_good >> static_cast<unsigned>(i) & 1U) != 0U;
-      if (there || kSift) {  // sifters count on every block of the walk
+      if (there || kSift) {  // sifters count on every block of a run
         wait(shared.empty[place.stage], place.parity ^ 1U);
         if (elect_lane()) {
           shared.work[place.stage] = {.group = now.group, .token = there ? token : kSkipped};
@@ -84,8 +99,13 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, const 
       }
       if (i == min(now.count - 1, kAhead)) {
         done += now.count;
-        more = find_more();
-        if (more) {
+        finished = done == run.count && !has_next;
+        if (done == run.count && has_next) {
+          run = next;
+          has_next = false;
+          done = 0;
+        }
+        if (!finished) {
           span = span_at(p, run, done);
         }
       }
@@ -124,57 +144,57 @@ __device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, 
   join(kStart, kMultiplierWarps * kWarp);
 }
 
-/// A loading warp's share of the queries of all further groups: those of the second at once.
-template <int kHeads, bool kSift>
+/// A loading warp's share of the queries of all runs but the first.
+template <int kHeads>
 class QueryLoader {
  public:
-  /// `walk` is at the first group.
-  __device__ QueryLoader(const ScoreParams& p, const GroupWalk& walk, const ScoreStages& shared,
-                         const KernelErrorView& errors)
-      : p_(p), walk_(walk), shared_(shared), errors_(errors), more_(walk_.next()) {
-    if (more_) {
-      load();
-      if (kSift && !more_) {
-        publish();  // the third is the first once more
-      }
+  __device__ QueryLoader(const ScoreParams& p, const ScoreStages& shared, const KernelErrorView& errors)
+      : p_(p), shared_(shared), errors_(errors), held_first_((*shared.list)[0].rows.first) {}
+
+  /// Looks at the next run, and loads its queries if they are missing and their buffer is free. False if it cannot.
+  __device__ bool try_next() {
+    if (!shared_.list->has(next_)) {
+      return false;
     }
-  }
-
-  __device__ bool more() const { return more_; }
-
-  /// Waits until the buffer is free, and fills it.
-  __device__ void load() {
-    load_queries_of<kHeads>(p_, walk_.rows(), group_, warp_index() - kFetcher - 1, kLoaderWarps, shared_, errors_, [&] {
-      if (group_ >= kBuffers) {
-        wait(shared_.queries_empty[group_ % kBuffers], parity());
+    const std::int32_t queries = (*shared_.list)[next_].queries;
+    const GroupRows rows = (*shared_.list)[next_].rows;
+    if (queries > ready_) {
+      const int buffer = queries % kBuffers;
+      if ((buffer == 0 ? held_first_ : held_second_) != rows.first) {
+        if (queries >= kBuffers &&
+            !has_left(shared_.queries_empty[buffer], (static_cast<std::uint32_t>(queries / kBuffers) - 1U) & 1U)) {
+          return false;
+        }
+        load_queries_of<kHeads>(p_, rows, queries, own(), kLoaderWarps, shared_, errors_, [] {});
+        held_first_ = buffer == 0 ? rows.first : held_first_;
+        held_second_ = buffer == 0 ? held_second_ : rows.first;
       }
-    });
-    publish();
-    ++group_;
-    more_ = walk_.next();
-  }
-  /// The same if it is free.
-  __device__ void try_load() {
-    if (more_ && has_left(shared_.queries_empty[group_ % kBuffers], parity())) {
-      load();
+      __syncwarp();
+      if (lane_index() == 0) {
+        arrive(shared_.queries_full[buffer]);
+      }
+      ready_ = queries;
     }
-  }
-
- private:
-  __device__ std::uint32_t parity() const { return (static_cast<std::uint32_t>(group_ / kBuffers) - 1U) & 1U; }
-  __device__ void publish() const {
+    ++next_;
     __syncwarp();
     if (lane_index() == 0) {
-      arrive(shared_.queries_full[group_ % kBuffers]);
+      store_released(shared_.list->seen[own()], next_);
     }
+    return true;
   }
+  /// Whether there is nothing left to do.
+  __device__ bool finished() const { return shared_.list->ends_at(next_); }
+
+ private:
+  __device__ static int own() { return warp_index() - kFetcher - 1; }
 
   const ScoreParams& p_;
-  GroupWalk walk_;
   const ScoreStages& shared_;
   const KernelErrorView& errors_;
-  std::int32_t group_ = 1;
-  bool more_;
+  std::int32_t held_first_;           ///< first row of the group whose queries the first buffer has
+  std::int32_t held_second_ = kNone;  ///< and the second
+  std::int32_t ready_ = 0;            ///< queries that are there or will be
+  std::int32_t next_ = 0;             ///< run to look at
 };
 
 }  // namespace echo

@@ -11,33 +11,21 @@
 
 namespace echo {
 
-__device__ inline std::int64_t clock_cycles() {
-  std::int64_t cycles = 0;
-  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
-  return cycles;
-}
-
-/// How long the share will take.
+/// Whether something that takes so many clock cycles would end behind the share, at the multipliers' pace so far.
 class SharePace {
  public:
-  __device__ SharePace(const ScoreProgress& progress, std::int32_t total)
-      : progress_(progress), total_(total), start_(clock_cycles()) {}
+  __device__ SharePace(const ScoreProgress& progress, const RunList& list)
+      : progress_(progress), share_(list.share), start_(clock_cycles()) {}
 
-  /// Key blocks that are left.
-  __device__ std::int32_t left() {
-    done_ = min(progress_.available(), total_);
-    return total_ - done_;
-  }
-  /// Whether something that takes so many clock cycles would end behind the share.
-  __device__ bool too_late(std::int64_t cycles) {
-    const std::int64_t remaining = left();
-    return cycles * max(done_, 1) > (clock_cycles() - start_) * remaining;
+  __device__ bool too_late(std::int64_t cycles) const {
+    const std::int64_t done = progress_.available();
+    const std::int64_t left = share_ - done;
+    return cycles * max(done, std::int64_t{1}) > (clock_cycles() - start_) * left;
   }
 
  private:
   const ScoreProgress& progress_;
-  std::int32_t total_;
-  std::int32_t done_ = 0;
+  std::int32_t share_;
   std::int64_t start_;
 };
 
@@ -82,21 +70,24 @@ __device__ inline WantedToken take_tokens(PrefetchRing& ring, bool& there) {
   return token;
 }
 
+/// The warp's work.
 template <typename Loader>
-__device__ void prefetch(const ScoreParams& p, std::int32_t total, SiftShared& shared, PrefetchShared& memory,
+__device__ void prefetch(const ScoreParams& p, SiftShared& shared, PrefetchShared& memory, const RunList& list,
                          Loader& loader, const KernelErrorView& errors) {
   constexpr std::int64_t kFirstGuess = 6000;  // cycles of a fetch
-  SharePace pace(shared.progress, total);
+  const SharePace pace(shared.progress, list);
   const std::int32_t now = *p.step.tick + p.block.tick_offset;
   RowPrefetcher rows(p.layer, now, {p.sift.prefetched, prefetch_cap(p, errors)}, memory);
   std::int64_t cycles = kFirstGuess;
   bool late = !(p.sift.prefetch_cap > 0.0F);
   int ring = 0;
-  while (pace.left() > 0 || loader.more()) {
-    loader.try_load();
+  while (!loader.finished() || !late) {
+    const bool loaded = loader.try_next();
     late = late || pace.too_late(cycles);
     if (late) {
-      __nanosleep(500);
+      if (!loaded) {
+        __nanosleep(500);
+      }
       continue;
     }
     if (rows.has_room()) {
@@ -111,7 +102,7 @@ __device__ void prefetch(const ScoreParams& p, std::int32_t total, SiftShared& s
       const std::int64_t begin = clock_cycles();
       rows.fetch();
       cycles = max(clock_cycles() - begin, cycles - cycles / 8);
-    } else {
+    } else if (!loaded) {
       __nanosleep(100);
     }
   }

@@ -2,24 +2,27 @@
 // The sifting warps of score: they read finished scores back (from the L2 cache), lag behind the multiplying warps and
 // cannot hold them up. Two of the loading warps do it, and load queries in between.
 //
-// First they count the scores of the sample of a part (score_walk.cuh) in bins, row by row, and add the counts to the
-// row's in global memory. When a row's sample is there, whoever sees it first sets the row's bounds (sift_bounds.hpp).
-// Then they compare all scores of the part with them, the sample's included: candidates go to the row's list, a place
-// for all those of 512 scores with one atomic operation; those for prefetch to a ring in shared memory, from which the
-// third loading warp takes them (score_prefetch.cuh). If there are no bounds when the part has been scored, it is left:
-// select will see that not all was compared.
-// Cost: a row's scores are read 1 1/8 times, 16 loads of a warp at once: 15 us of each sifting warp for 13 x 100K
-// tokens, beside 45 us of multiplying.
+// First they count the scores of the sample in bins, row by row, and add the counts to the row's in global memory. When
+// a row's sample is there, whoever sees it first sets the row's bounds (sift_bounds.hpp). Then they compare the scores
+// of all runs with them, the samples included: candidates are collected in shared memory and go to the row's list, many
+// with one atomic operation; those for prefetch also to a ring, from which the third loading warp takes them
+// (score_prefetch.cuh). If there are no bounds when the run has been scored, it is left: select will see that not all
+// was compared.
+// Cost: a row's scores are read 1 1/8 times, 512 at once by a warp, which takes it about a microsecond: 12 us of each
+// sifting warp for 13 x 100K tokens, beside 45 us of multiplying.
 
 #include "kernels/score_fetch.cuh"
 #include "kernels/sift_bounds.hpp"
 
 namespace echo {
 
-inline constexpr int kSifters = 2;      ///< warps
-inline constexpr int kChunkBlocks = 4;  ///< key blocks that a sifter reads at once
-inline constexpr int kChunkLoads = kChunkBlocks * kTokensPerBlock / kWarp;
+inline constexpr int kSifters = 2;       ///< warps
+inline constexpr int kChunkBlocks = 8;   ///< key blocks that a sifter reads at once
+inline constexpr int kChunkLoads = 4;    ///< of a lane, four scores each
+inline constexpr int kLoadLanes = kTokensPerBlock / 4;  ///< that load a block
 inline constexpr std::int32_t kRingPlaces = 256;
+inline constexpr std::int32_t kCollected = 640;  ///< candidates, more than a chunk can have
+static_assert(kChunkBlocks * kLoadLanes == kChunkLoads * kWarp && kChunkBlocks * kTokensPerBlock < kCollected);
 static_assert(kSifters < kLoaderWarps);
 
 /// A token that is worth fetching.
@@ -35,19 +38,11 @@ struct PrefetchRing {
   std::int32_t taken;  ///< by the prefetcher
 };
 
-__device__ inline std::int32_t load_acquired(const std::int32_t& word) {
-  std::int32_t value = 0;
-  asm volatile("ld.acquire.cta.shared.b32 %0, [%1];" : "=r"(value) : "r"(shared_address(&word)) : "memory");
-  return value;
-}
-__device__ inline void store_released(std::int32_t& word, std::int32_t value) {
-  asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(shared_address(&word)), "r"(value) : "memory");
-}
-
 struct SiftShared {
   ScoreProgress progress;
   PrefetchRing rings[kSifters];
   std::int32_t bins[kSifters][kSiftBins];
+  ScoredToken collected[kSifters][kCollected];
 
   /// Before anybody looks; by one warp.
   __device__ void clear() {
@@ -60,39 +55,101 @@ struct SiftShared {
   }
 };
 
+__device__ inline std::int64_t clock_cycles() {
+  std::int64_t cycles = 0;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+  return cycles;
+}
+
+/// Scores of a row, of up to kChunkBlocks blocks of a run. Lane l has four of each second block.
+struct ScoreChunk {
+  float4 fours[kChunkLoads];
+  std::int32_t tokens[kChunkLoads];  ///< first of the four
+  unsigned there = 0;                ///< a bit for each score
+
+  __device__ void load(const Run& run, std::int32_t first, const float* scores, std::int32_t length) {
+    const std::int32_t number = first + lane_index() % kChunkBlocks;
+    const std::int32_t block = number < run.count ? run.block(number) : 1 << 24;
+#pragma unroll
+    for (int i = 0; i < kChunkLoads; ++i) {
+      const std::int32_t own = __shfl_sync(kAllLanes, block, 2 * i + lane_index() / kLoadLanes);
+      tokens[i] = own * kTokensPerBlock + lane_index() % kLoadLanes * 4;
+      const std::int32_t count = min(max(length - tokens[i], 0), 4);
+      there |= ((1U << count) - 1U) << (4 * i);
+      fours[i] = count > 0 ? *reinterpret_cast<const float4*>(scores + tokens[i]) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    }
+  }
+  /// Calls work(i, score) for all scores, those that are not there too.
+  template <typename Work>
+  __device__ void for_each(const Work& work) const {
+#pragma unroll
+    for (int i = 0; i < kChunkLoads; ++i) {
+      work(4 * i, fours[i].x);
+      work(4 * i + 1, fours[i].y);
+      work(4 * i + 2, fours[i].z);
+      work(4 * i + 3, fours[i].w);
+    }
+  }
+  __device__ unsigned at_least(float bound) const {
+    unsigned hits = 0;
+    for_each([&](int i, float score) { hits |= score >= bound ? 1U << i : 0U; });
+    return hits & there;
+  }
+};
+
 /// A sifting warp. All lanes call all functions. What is known of the rows of a group, at most 32, lies in lanes.
 template <typename Loader>
 class Sifter {
  public:
-  __device__ Sifter(const ScoreParams& p, int index, SiftShared& shared, Loader& loader, const KernelErrorView& errors)
-      : p_(p), index_(index), shared_(shared), loader_(loader), errors_(errors) {}
+  __device__ Sifter(const ScoreParams& p, int index, SiftShared& shared, const RunList& list, Loader& loader,
+                    const KernelErrorView& errors)
+      : p_(p), index_(index), shared_(shared), list_(list), loader_(loader), errors_(errors) {}
 
   /// Sifts a whole share.
-  __device__ void run(ShareWalk<true> walk) {
-    std::int32_t done = 0;
-    do {
-      const Run run = walk.run();
-      enter(run.rows);
-      if (run.kind == RunKind::sample) {
-        take_sample(run, done);
-      } else {
-        compare_part(walk.own_part(), done);
+  __device__ void run() {
+    Run run;
+    std::int32_t next = 0;
+    for (; get(next, run) && run.kind == RunKind::sample; ++next) {
+      take_sample(run);
+    }
+    for (next = 0; get(next, run); ++next) {
+      if (run.kind != RunKind::all) {
+        compare_run(run);
       }
-      done += run.count;
-    } while (walk.next());
-    while (loader_.more()) {
-      loader_.try_load();
+    }
+    while (!loader_.finished()) {
+      pause();
     }
   }
 
  private:
-  __device__ RowSift& sift_of(std::int32_t row) const { return p_.sift.rows[row - p_.block.first]; }
+  __device__ RowSift& sift_of(std::int32_t lane) const { return p_.sift.rows[rows_.first + lane - p_.block.first]; }
+  __device__ const float* scores_of(int lane) const {
+    return p_.scores + (rows_.first + lane - p_.block.first) * p_.score_stride;
+  }
+
+  /// Waits for a run and reads it; false if there is none. Runs that are gone count as empty.
+  __device__ bool get(std::int32_t index, Run& run) {
+    while (!list_.has(index)) {
+      if (list_.ends_at(index)) {
+        return false;
+      }
+      pause();
+    }
+    if (!list_.copy(index, run)) {
+      run.count = 0;
+    }
+    return true;
+  }
 
   /// Goes to the rows of a group.
   __device__ void enter(const GroupRows& rows) {
+    if (rows.first == rows_.first) {
+      return;
+    }
     rows_ = rows;
     const std::int32_t row = rows.first + lane_index();
-    wanted_ = false;
+    state_ = RowState::left;
     length_ = 0;
     if (row < rows.last) {
       length_ = length_of(p_, row, errors_);
@@ -100,7 +157,7 @@ class Sifter {
       if (session >= 0 && length_ > p_.shape.top_k) {
         const float predicted = p_.sift.predicted[session * p_.sift.predicted_stride];
         first_bin_ = first_bin(predicted);
-        wanted_ = predicted == predicted;
+        state_ = predicted == predicted ? RowState::open : RowState::left;
       }
     }
   }
@@ -118,71 +175,56 @@ class Sifter {
     return available_ >= blocks;
   }
   __device__ void pause() {
-    loader_.try_load();
-    __nanosleep(100);
-  }
-
-  /// Scores of a row, of the blocks from `first` on of a run. A lane has two of each block.
-  struct Chunk {
-    std::uint32_t there = 0;  ///< a bit for each
-    float scores[kChunkLoads];
-  };
-  /// Token of a lane's i-th score.
-  __device__ static std::int32_t token_of(const Run& run, std::int32_t first, int i) {
-    return run.block(first + i / 2) * kTokensPerBlock + i % 2 * kWarp + lane_index();
-  }
-  __device__ Chunk load_chunk(const Run& run, std::int32_t first, std::int32_t row, std::int32_t length) const {
-    Chunk chunk;
-    const float* scores = p_.scores + (row - p_.block.first) * p_.score_stride;
-#pragma unroll
-    for (int i = 0; i < kChunkLoads; ++i) {
-      const std::int32_t token = token_of(run, first, i);
-      const bool there = first + i / 2 < run.count && token < length;
-      chunk.there |= (there ? 1U : 0U) << i;
-      chunk.scores[i] = there ? scores[token] : 0.0F;
+    if (!loader_.try_next()) {
+      __nanosleep(100);
     }
-    return chunk;
   }
 
-  __device__ void take_sample(const Run& run, std::int32_t done);
-  /// Waits for the bounds of all rows that are wanted; those that get none by the time that the share's first `end`
-  /// blocks have been scored no longer are.
-  __device__ void settle_bounds(std::int32_t end);
-  /// Those of one row, from what has been counted, if that will do.
-  __device__ std::uint64_t set_bounds(std::int32_t row, std::int32_t length, std::int32_t sampled,
-                                      std::int32_t first) const;
-  __device__ void compare_part(const Part& part, std::int32_t done);
-  __device__ void compare_chunk(const Run& run, std::int32_t first);
-  __device__ void list(const Run& run, std::int32_t first, const Chunk& chunk, std::uint32_t hits,
-                       std::int32_t row) const;
-  __device__ void want(const Run& run, std::int32_t first, std::uint32_t hits);
+  __device__ void take_sample(const Run& run);
+  /// Waits for the bounds of all rows of the group; those that get none in time are left.
+  __device__ void settle_bounds(std::int32_t deadline);
+  /// Those of one row, from what has been counted, if that will do; else 0.
+  __device__ std::uint64_t set_bounds(int lane, std::int32_t length, std::int32_t sampled, std::int32_t first) const;
+  __device__ void compare_run(const Run& run);
+  __device__ void collect(const ScoreChunk& chunk, unsigned hits, int lane);
+  /// Lists what was collected, all of one row's.
+  __device__ void flush(int lane);
+  /// Hands some of what was collected to the prefetching warp.
+  __device__ void want(std::int32_t from, std::uint32_t bound);
+
+  enum class RowState : std::int32_t {
+    open,  ///< its bounds are to be found
+    set,   ///< it has them
+    left,  ///< it is not sifted
+  };
 
   const ScoreParams& p_;
   int index_;
   SiftShared& shared_;
+  const RunList& list_;
   Loader& loader_;
   const KernelErrorView& errors_;
   std::int32_t available_ = 0;
-  GroupRows rows_{};
+  std::int32_t collected_ = 0;
+  GroupRows rows_{kNone, kNone, kNone};
   // Of the lane's row.
-  bool wanted_ = false;
+  RowState state_ = RowState::left;
   std::int32_t length_ = 0;
   std::int32_t first_bin_ = 0;
   std::uint32_t candidates_from_ = kNoKey;
   std::uint32_t prefetch_from_ = kNoKey;
-  std::int32_t compared_ = 0;
 };
 
 template <typename Loader>
-__device__ void Sifter<Loader>::take_sample(const Run& run, std::int32_t done) {
+__device__ void Sifter<Loader>::take_sample(const Run& run) {
   if (index_ * kChunkBlocks >= run.count) {
     return;
   }
-  wait_for_scores(done + run.count);
+  enter(run.rows);
+  wait_for_scores(run.end());
   std::int32_t* bins = shared_.bins[index_];
-  for (unsigned rows = __ballot_sync(kAllLanes, wanted_); rows != 0U; rows &= rows - 1U) {
+  for (unsigned rows = __ballot_sync(kAllLanes, state_ == RowState::open); rows != 0U; rows &= rows - 1U) {
     const int lane = __ffs(static_cast<int>(rows)) - 1;
-    const std::int32_t row = rows_.first + lane;
     const std::int32_t length = __shfl_sync(kAllLanes, length_, lane);
     const std::int32_t first = __shfl_sync(kAllLanes, first_bin_, lane);
     for (int bin = lane_index(); bin < kSiftBins; bin += kWarp) {
@@ -191,18 +233,18 @@ __device__ void Sifter<Loader>::take_sample(const Run& run, std::int32_t done) {
     __syncwarp();
     std::int32_t sampled = 0;
     for (std::int32_t block = index_ * kChunkBlocks; block < run.count; block += kSifters * kChunkBlocks) {
-      const Chunk chunk = load_chunk(run, block, row, length);
-#pragma unroll
-      for (int i = 0; i < kChunkLoads; ++i) {
-        const std::int32_t bin = bin_of(ordered_key(chunk.scores[i]), first);
-        if ((chunk.there >> i & 1U) != 0U && bin > 0) {
+      ScoreChunk chunk;
+      chunk.load(run, block, scores_of(lane), length);
+      chunk.for_each([&](int i, float score) {
+        const std::int32_t bin = bin_of(ordered_key(score), first);
+        if (bin > 0 && (chunk.there >> i & 1U) != 0U) {
           atomicAdd(bins + bin, 1);
         }
-      }
+      });
       sampled += __popc(chunk.there);
     }
     __syncwarp();
-    RowSift& sift = sift_of(row);
+    RowSift& sift = sift_of(lane);
     for (int bin = lane_index(); bin < kSiftBins; bin += kWarp) {
       if (bins[bin] != 0) {
         atomicAdd(sift.histogram + bin, bins[bin]);
@@ -218,10 +260,10 @@ __device__ void Sifter<Loader>::take_sample(const Run& run, std::int32_t done) {
 }
 
 template <typename Loader>
-__device__ std::uint64_t Sifter<Loader>::set_bounds(std::int32_t row, std::int32_t length, std::int32_t sampled,
+__device__ std::uint64_t Sifter<Loader>::set_bounds(int row_lane, std::int32_t length, std::int32_t sampled,
                                                     std::int32_t first) const {
   constexpr int kLaneBins = kSiftBins / kWarp;
-  RowSift& sift = sift_of(row);
+  RowSift& sift = sift_of(row_lane);
   const auto* source = reinterpret_cast<const int4*>(sift.histogram) + lane_index() * 2;
   const int4 low = __ldcg(source);
   const int4 high = __ldcg(source + 1);
@@ -262,8 +304,8 @@ __device__ std::uint64_t Sifter<Loader>::set_bounds(std::int32_t row, std::int32
     return 0U;
   }
   // All that lies above the bins may be far more than k rows.
-  const std::uint32_t prefetch_key = prefetch == kSiftBins - 1 ? kNoKey : key_of_bin(prefetch, first);
-  std::uint64_t bounds = pack_bounds(key, prefetch_key);
+  const std::uint32_t prefetch_key = prefetch == kSiftBins - 1 ? 0U : key_of_bin(prefetch, first);
+  std::uint64_t bounds = pack_bounds(key, prefetch_key == 0U ? kNoKey : prefetch_key);
   if (lane_index() == 0) {
     const std::uint64_t held =
         atomicCAS(reinterpret_cast<unsigned long long*>(&sift.bounds), 0ULL, static_cast<unsigned long long>(bounds));
@@ -273,146 +315,151 @@ __device__ std::uint64_t Sifter<Loader>::set_bounds(std::int32_t row, std::int32
 }
 
 template <typename Loader>
-__device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
-  candidates_from_ = prefetch_from_ = kNoKey;
-  compared_ = 0;
-  bool open = wanted_;
-  while (__any_sync(kAllLanes, open)) {
-    const bool late = scored(end);  // before looking: what was counted until then is seen
+__device__ void Sifter<Loader>::settle_bounds(std::int32_t deadline) {
+  while (__any_sync(kAllLanes, state_ == RowState::open)) {
+    const bool late = scored(deadline);  // before looking: what was counted until then is seen
     std::int32_t sampled = 0;
-    if (open) {
-      const volatile RowSift& sift = sift_of(rows_.first + lane_index());
-      const std::uint64_t bounds = sift.bounds;
+    std::uint64_t bounds = 0;
+    if (state_ == RowState::open) {
+      const volatile RowSift& sift = sift_of(lane_index());
+      bounds = sift.bounds;
       sampled = sift.sampled;
-      if (bounds != 0U) {
-        candidates_from_ = static_cast<std::uint32_t>(bounds);
-        prefetch_from_ = static_cast<std::uint32_t>(bounds >> 32);
-        open = false;
-      }
     }
     const std::int32_t all = sample_of(length_);
     // What is missing of nearly all counts as nothing: the bounds come out a little lower.
     const bool nearly_all = sampled >= all - all / 8;
-    const bool ready = open && (nearly_all || (late && sampled >= all / 4));
+    const bool ready = state_ == RowState::open && bounds == 0U && (nearly_all || (late && sampled >= all / 4));
     const unsigned lanes = __ballot_sync(kAllLanes, ready);
+    bool found = state_ == RowState::open && bounds != 0U;
     if (lanes != 0U) {
       __threadfence();
       const int lane = __ffs(static_cast<int>(lanes)) - 1;
-      const std::uint64_t bounds =
-          set_bounds(rows_.first + lane, __shfl_sync(kAllLanes, length_, lane),
+      const std::uint64_t made =
+          set_bounds(lane, __shfl_sync(kAllLanes, length_, lane),
                      __shfl_sync(kAllLanes, nearly_all ? all : sampled, lane), __shfl_sync(kAllLanes, first_bin_, lane));
       if (lane_index() == lane) {
-        open = false;
-        wanted_ = bounds != 0U;
-        candidates_from_ = wanted_ ? static_cast<std::uint32_t>(bounds) : kNoKey;
-        prefetch_from_ = wanted_ ? static_cast<std::uint32_t>(bounds >> 32) : kNoKey;
+        bounds = made;
+        found = made != 0U;
+        state_ = found ? state_ : RowState::left;
       }
-    } else if (late) {
-      wanted_ = wanted_ && !open;
-      open = false;
-    } else if (__any_sync(kAllLanes, open)) {
+    }
+    if (found) {
+      candidates_from_ = static_cast<std::uint32_t>(bounds);
+      prefetch_from_ = static_cast<std::uint32_t>(bounds >> 32);
+      state_ = RowState::set;
+    }
+    if (late && lanes == 0U) {
+      state_ = state_ == RowState::open ? RowState::left : state_;
+    } else if (__any_sync(kAllLanes, state_ == RowState::open) && lanes == 0U) {
       pause();
     }
   }
 }
 
-/// The part's rest begins behind the share's first `done` blocks; its sample has been scored.
 template <typename Loader>
-__device__ void Sifter<Loader>::compare_part(const Part& part, std::int32_t done) {
-  const Run rest = part.run(RunKind::rest, 0);
-  settle_bounds(done + rest.count);
-  if (!__any_sync(kAllLanes, wanted_)) {
+__device__ void Sifter<Loader>::compare_run(const Run& run) {
+  if (index_ * kChunkBlocks >= run.count) {
     return;
   }
-  const Run sample = part.run(RunKind::sample, 0);
-  for (std::int32_t block = index_ * kChunkBlocks; block < sample.count; block += kSifters * kChunkBlocks) {
-    compare_chunk(sample, block);
-    loader_.try_load();
+  enter(run.rows);
+  settle_bounds(max(run.end(), list_.share * 3 / kSampleEvery));
+  const unsigned rows = __ballot_sync(kAllLanes, state_ == RowState::set);
+  if (rows == 0U) {
+    return;
   }
-  for (std::int32_t block = index_ * kChunkBlocks; block < rest.count; block += kSifters * kChunkBlocks) {
-    wait_for_scores(done + min(block + kChunkBlocks, rest.count));
-    compare_chunk(rest, block);
-    loader_.try_load();
+  std::int32_t compared = 0;  // of the lane's row
+  for (std::int32_t block = index_ * kChunkBlocks; block < run.count; block += kSifters * kChunkBlocks) {
+    wait_for_scores(run.before + min(block + kChunkBlocks, run.count));
+    for (unsigned left = rows; left != 0U; left &= left - 1U) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      ScoreChunk chunk;
+      chunk.load(run, block, scores_of(lane), __shfl_sync(kAllLanes, length_, lane));
+      const unsigned hits = chunk.at_least(value_of_key(__shfl_sync(kAllLanes, candidates_from_, lane)));
+      if (__any_sync(kAllLanes, hits != 0U)) {
+        collect(chunk, hits, lane);
+      }
+      const auto count = static_cast<std::int32_t>(
+          __reduce_add_sync(kAllLanes, static_cast<unsigned>(__popc(chunk.there))));
+      compared += lane_index() == lane ? count : 0;
+      if (rows != 1U << lane) {  // the next row's candidates go elsewhere
+        flush(lane);
+      }
+    }
+    loader_.try_next();
   }
-  if (wanted_) {
-    atomicAdd(&sift_of(rows_.first + lane_index()).compared, compared_);
+  if (collected_ > 0) {
+    flush(__ffs(static_cast<int>(rows)) - 1);
+  }
+  if (compared != 0) {
+    atomicAdd(&sift_of(lane_index()).compared, compared);
   }
 }
 
 template <typename Loader>
-__device__ void Sifter<Loader>::compare_chunk(const Run& run, std::int32_t first) {
-  for (unsigned rows = __ballot_sync(kAllLanes, wanted_); rows != 0U; rows &= rows - 1U) {
-    const int lane = __ffs(static_cast<int>(rows)) - 1;
-    const std::int32_t row = rows_.first + lane;
-    const std::uint32_t candidates_from = __shfl_sync(kAllLanes, candidates_from_, lane);
-    const std::uint32_t prefetch_from = __shfl_sync(kAllLanes, prefetch_from_, lane);
-    const Chunk chunk = load_chunk(run, first, row, __shfl_sync(kAllLanes, length_, lane));
-    std::uint32_t hits = 0;  // a bit for each of the lane's scores
-    std::uint32_t wants = 0;
-#pragma unroll
-    for (int i = 0; i < kChunkLoads; ++i) {
-      const std::uint32_t key = ordered_key(chunk.scores[i]);
-      hits |= (key >= candidates_from ? 1U : 0U) << i;
-      wants |= (key >= prefetch_from ? 1U : 0U) << i;
-    }
-    hits &= chunk.there;
-    wants &= chunk.there;
-    if (__any_sync(kAllLanes, hits != 0U)) {
-      list(run, first, chunk, hits, row);
-    }
-    if (p_.sift.prefetch_cap > 0.0F && __any_sync(kAllLanes, wants != 0U)) {
-      want(run, first, wants);
-    }
-    const std::int32_t compared = warp_sum(__popc(chunk.there));
-    compared_ += lane_index() == lane ? compared : 0;
+__device__ void Sifter<Loader>::collect(const ScoreChunk& chunk, unsigned hits, int lane) {
+  constexpr std::int32_t kFlushFrom = kCollected - kChunkBlocks * kTokensPerBlock;
+  if (collected_ > kFlushFrom) {
+    flush(lane);
   }
-}
-
-/// Lists the candidates of a chunk.
-template <typename Loader>
-__device__ void Sifter<Loader>::list(const Run& run, std::int32_t first, const Chunk& chunk, std::uint32_t hits,
-                                     std::int32_t row) const {
   const std::int32_t own = __popc(hits);
   const std::int32_t up_to = inclusive_warp_sum(own);
+  ScoredToken* to = shared_.collected[index_] + collected_ + up_to - own;
+#pragma unroll
+  for (int i = 0; i < kChunkLoads; ++i) {
+    const float4& four = chunk.fours[i];
+    const float scores[4] = {four.x, four.y, four.z, four.w};
+    if ((hits >> (4 * i) & 0xFU) != 0U) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if ((hits >> (4 * i + j) & 1U) != 0U) {
+          *to = {ordered_key(scores[j]), chunk.tokens[i] + j};
+          ++to;
+        }
+      }
+    }
+  }
+  __syncwarp();
+  const std::int32_t from = collected_;
+  collected_ += __shfl_sync(kAllLanes, up_to, kWarp - 1);
+  if (p_.sift.prefetch_cap > 0.0F) {
+    want(from, __shfl_sync(kAllLanes, prefetch_from_, lane));
+  }
+}
+
+template <typename Loader>
+__device__ void Sifter<Loader>::flush(int lane) {
   std::int32_t place = 0;
-  if (lane_index() == kWarp - 1) {
-    place = atomicAdd(&sift_of(row).found, up_to);
+  if (lane_index() == 0) {
+    place = atomicAdd(&sift_of(lane).found, collected_);
   }
-  place = __shfl_sync(kAllLanes, place, kWarp - 1) + up_to - own;
-  ScoredToken* tokens = p_.sift.tokens + static_cast<std::int64_t>(row - p_.block.first) * p_.sift.capacity;
-#pragma unroll
-  for (int i = 0; i < kChunkLoads; ++i) {
-    if ((hits >> i & 1U) != 0U) {
-      if (place < p_.sift.capacity) {
-        tokens[place] = {ordered_key(chunk.scores[i]), token_of(run, first, i)};
-      }
-      ++place;
-    }
+  place = __shfl_sync(kAllLanes, place, 0);
+  ScoredToken* tokens =
+      p_.sift.tokens + static_cast<std::int64_t>(rows_.first + lane - p_.block.first) * p_.sift.capacity;
+  for (std::int32_t i = lane_index(); i < collected_ && place + i < p_.sift.capacity; i += kWarp) {
+    tokens[place + i] = shared_.collected[index_][i];
   }
+  __syncwarp();
+  collected_ = 0;
 }
 
-/// Hands tokens to the prefetching warp.
 template <typename Loader>
-__device__ void Sifter<Loader>::want(const Run& run, std::int32_t first, std::uint32_t hits) {
+__device__ void Sifter<Loader>::want(std::int32_t from, std::uint32_t bound) {
   PrefetchRing& ring = shared_.rings[index_];
-  const std::int32_t own = __popc(hits);
-  const std::int32_t up_to = inclusive_warp_sum(own);
-  const std::int32_t put = ring.put;
-  const std::int32_t room = load_acquired(ring.taken) + kRingPlaces - put;
-  std::int32_t place = up_to - own;
-#pragma unroll
-  for (int i = 0; i < kChunkLoads; ++i) {
-    if ((hits >> i & 1U) != 0U) {
-      if (place < room) {
-        ring.tokens[(put + place) % kRingPlaces] = {rows_.entry, token_of(run, first, i)};
-      }
-      ++place;
+  std::int32_t put = ring.put;
+  const std::int32_t end = load_acquired(ring.taken) + kRingPlaces;
+  for (std::int32_t first = from; first < collected_; first += kWarp) {
+    const std::int32_t i = first + lane_index();
+    const ScoredToken token = i < collected_ ? shared_.collected[index_][i] : ScoredToken{0U, kNone};
+    const unsigned wants = __ballot_sync(kAllLanes, token.key >= bound);
+    const std::int32_t place = put + __popc(wants & ((1U << lane_index()) - 1U));
+    if (token.key >= bound && place < end) {
+      ring.tokens[place % kRingPlaces] = {rows_.entry, token.position};
     }
+    put = min(put + __popc(wants), end);
   }
-  const std::int32_t all = __shfl_sync(kAllLanes, up_to, kWarp - 1);
   __syncwarp();
   if (lane_index() == 0) {
-    store_released(ring.put, put + min(all, room));
+    store_released(ring.put, put);
   }
   __syncwarp();
 }

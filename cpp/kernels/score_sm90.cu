@@ -42,23 +42,21 @@ struct SiftMemory {
 };
 constexpr std::int32_t kSiftBytes = (sizeof(SiftMemory) + 15) / 16 * 16;
 
-/// The warps that load the queries of all groups but the first. With sifting they do that besides.
+/// The warps that load the queries of all runs but the first. With sifting they do that besides.
 template <int kHeads, bool kSift>
-__device__ void load_and_sift(const ScoreParams& p, const GroupWalk& walk, const ScoreStages& shared,
-                              const KernelErrorView& errors) {
-  QueryLoader<kHeads, kSift> loader(p, walk, shared, errors);
-  if constexpr (kSift) {
-    auto& memory = *reinterpret_cast<SiftMemory*>(shared.sift);
-    const int index = __shfl_sync(kAllLanes, warp_index(), 0) - kFetcher - 1;
-    const ShareWalk<true> share(walk);
-    if (index < kSifters) {
-      Sifter(p, index, memory.sift, loader, errors).run(share);
-    } else {
-      prefetch(p, share.total(), memory.sift, memory.prefetch, loader, errors);
-    }
+__device__ void load_and_sift(const ScoreParams& p, const ScoreStages& shared, const KernelErrorView& errors) {
+  QueryLoader<kHeads> loader(p, shared, errors);
+  const int index = __shfl_sync(kAllLanes, warp_index(), 0) - kFetcher - 1;
+  auto& memory = *reinterpret_cast<SiftMemory*>(shared.sift);
+  if (kSift && index < kSifters) {
+    Sifter(p, index, memory.sift, *shared.list, loader, errors).run();
+  } else if (kSift) {
+    prefetch(p, memory.sift, memory.prefetch, *shared.list, loader, errors);
   } else {
-    while (loader.more()) {
-      loader.load();
+    while (!loader.finished()) {
+      if (!loader.try_next()) {
+        __nanosleep(50);
+      }
     }
   }
 }
@@ -80,28 +78,25 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       if (kSift) {
         sift->sift.clear();
       }
-    } else if (warp < kFetcher) {
+      RunMaker maker(p, groups, errors, kSift);
+      fetch_keys<kSift>(keys, p, maker, shared, errors);
+      return;
+    }
+    if (warp < kFetcher) {
       shared.make_barriers(warp, kMultiplierWarps);
-      announce(kBarriersMade, kScoreThreads);
-    }
-    GroupWalk walk(p, groups, errors);
-    const bool any = walk.begin();
-    if (warp >= kFetcher) {
-      join(kBarriersMade, kScoreThreads);
-    }
-    if (kSift && warp == kFetcher + kLoaderWarps) {
+      announce(kBarriersMade, kMultiplierThreads + kWarp);
+    } else if (kSift && warp == kFetcher + kLoaderWarps) {
       clear_next(p);
     }
-    if (!any) {
+    join(kFirstRun, kScoreThreads);
+    if (!shared.list->has(0)) {
       return;  // all of the thread block
     }
-    if (warp == kFetcher) {
-      fetch_keys<kSift>(keys, p, walk, shared, errors);  // on their way while the others load the first queries
-    } else if (warp > kFetcher) {
-      load_and_sift<kHeads, kSift>(p, walk, shared, errors);
-    } else {
-      load_first_queries<kHeads>(p, walk.rows(), shared, errors);
+    if (warp < kFetcher) {
+      load_first_queries<kHeads>(p, (*shared.list)[0].rows, shared, errors);
       multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared, kSift ? &sift->sift.progress : nullptr);
+    } else {
+      load_and_sift<kHeads, kSift>(p, shared, errors);
     }
   }
 }
@@ -140,7 +135,8 @@ Kernel kernel_of(const ProductShape& product) {
 std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }
 
 /// Rows of an entry in groups of about the same size, each a whole number of products.
-RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid) {
+RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid,
+                    std::int32_t* tickets) {
   const std::int32_t per_entry = divided_up(rows * product.heads, kMostColumns);
   const std::int32_t per_product = product.columns / product.heads;
   const std::int32_t first_entry = params.block.first / params.step.query_rows;
@@ -151,7 +147,8 @@ RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std:
           .per_entry = per_entry,
           .rows = divided_up(divided_up(rows, per_entry), per_product) * per_product,
           .count = (last_entry - first_entry + 1) * per_entry,
-          .share = static_cast<std::uint32_t>((all + parts - 1) / parts)};
+          .share = static_cast<std::uint32_t>((all + parts - 1) / parts),
+          .tickets = tickets};
 }
 
 /// Kernels count key blocks in 32 bits.
@@ -190,7 +187,7 @@ bool prepare_score_sm90(const ShapeView& shape, int device) {
   return true;
 }
 
-void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) {
+void launch_score_sm90(const ScoreParams& params, std::int32_t* tickets, const LaunchContext& context) {
   if (reinterpret_cast<std::uintptr_t>(params.index_q) % sizeof(uint4) != 0) {
     throw InvalidArgument("index_q: has to be aligned to " + std::to_string(sizeof(uint4)) + " bytes");
   }
@@ -199,9 +196,10 @@ void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) 
   }
   const std::int32_t rows = std::min(params.step.query_rows, params.block.count);
   const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
-  const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
+  const RowGroups groups = groups_of(params, product, rows, context.multiprocessors, tickets);
   require_countable(params, groups);
-  const Kernel kernel = params.sift.rows == nullptr ? kernel_of<false>(product) : kernel_of<true>(product);
+  const bool sifts = params.sift.rows != nullptr && params.score_stride % 4 == 0;  // four scores are read at once
+  const Kernel kernel = sifts ? kernel_of<true>(product) : kernel_of<false>(product);
   launch(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
          index_key_map(params.layer), params, groups, context.errors);
 }

@@ -18,8 +18,10 @@ struct SiftWorld : World {
         tokens(backend_, std::vector<ScoredToken>(static_cast<std::size_t>(sizes.rows() * capacity()), {0, kNone})),
         predicted(backend_, std::vector<float>(2 * static_cast<std::size_t>(sizes.batch), NAN)),
         prefetched(backend_, {77, 77}) {
-    std::mt19937 engine(60);
-    std::generate(slab.data(), slab.data() + slab.bytes(), [&] { return static_cast<std::byte>(engine()); });
+    for (std::size_t i = 0; i + 8 <= slab.bytes(); i += 8) {
+      const std::uint64_t word = (i + 1) * 0x9E3779B97F4A7C15ULL;
+      std::memcpy(slab.data() + i, &word, sizeof word);
+    }
   }
 
   std::int32_t capacity() const { return kCapacityOfK * shape.top_k; }
@@ -45,7 +47,8 @@ struct SiftWorld : World {
             .predicted_stride = 2,
             .prefetched = prefetched.data() + own,
             .next_prefetched = prefetched.data() + other,
-            .prefetch_cap = cap};
+            .prefetch_cap = cap,
+            .least_share = least_share};
   }
   /// Predicted k-th score of each session.
   void predict(const std::vector<float>& values) {
@@ -80,6 +83,7 @@ struct SiftWorld : World {
   std::vector<std::int32_t> positions;
   std::vector<float> plain_scores;  ///< of the pass
   std::int32_t turn = 0;
+  std::int32_t least_share = 0;  ///< sift however little there is
 
  private:
   static RowSift poisoned() {
