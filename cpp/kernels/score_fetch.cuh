@@ -51,7 +51,7 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
       has_next = maker.make(next);
       closed = !has_next;
       if (closed) {
-        list.close();
+        list.close(maker.made());
       } else {
         list.publish(next);
       }

@@ -15,17 +15,17 @@ namespace echo {
 class SharePace {
  public:
   __device__ SharePace(const ScoreProgress& progress, const RunList& list)
-      : progress_(progress), share_(list.share), start_(clock_cycles()) {}
+      : progress_(progress), list_(list), start_(clock_cycles()) {}
 
   __device__ bool too_late(std::int64_t cycles) const {
     const std::int64_t done = progress_.available();
-    const std::int64_t left = share_ - done;
+    const std::int64_t left = list_.share - done;
     return cycles * max(done, std::int64_t{1}) > (clock_cycles() - start_) * left;
   }
 
  private:
   const ScoreProgress& progress_;
-  std::int32_t share_;
+  const RunList& list_;
   std::int64_t start_;
 };
 

@@ -51,7 +51,7 @@ struct alignas(8) RunList {
   Run runs[kRunPlaces];
   std::int32_t put;                 ///< runs so far
   std::int32_t closed;              ///< whether that is all
-  std::int32_t share;               ///< key blocks of a thread block, on average
+  volatile std::int32_t share;      ///< key blocks of a thread block: on average, and when closed, of this one
   std::int32_t seen[kLoaderWarps];  ///< runs, by each loader
 
   // By the fetching warp.
@@ -75,8 +75,9 @@ struct alignas(8) RunList {
     }
     __syncwarp();
   }
-  __device__ void close() {
+  __device__ void close(std::int32_t total) {
     if (lane_index() == 0) {
+      share = total;
       store_released(closed, 1);
     }
     __syncwarp();
@@ -103,6 +104,8 @@ class RunMaker {
   }
 
   __device__ std::int32_t share() const { return walk_.share(); }
+  /// Key blocks of the runs so far.
+  __device__ std::int32_t made() const { return made_; }
 
   /// The next run; false if there is none.
   __device__ bool make(Run& run) {

@@ -181,8 +181,9 @@ class Sifter {
   }
 
   __device__ void take_sample(const Run& run);
-  /// Waits for the bounds of all rows of the group; those that get none in time are left.
-  __device__ void settle_bounds(std::int32_t deadline);
+  /// Waits for the bounds of all rows of the group; those that get none until the share's first `end` blocks have been
+  /// scored, and well more than its samples, are left.
+  __device__ void settle_bounds(std::int32_t end);
   /// Those of one row, from what has been counted, if that will do; else 0.
   __device__ std::uint64_t set_bounds(int lane, std::int32_t length, std::int32_t sampled, std::int32_t first) const;
   __device__ void compare_run(const Run& run);
@@ -315,9 +316,9 @@ __device__ std::uint64_t Sifter<Loader>::set_bounds(int row_lane, std::int32_t l
 }
 
 template <typename Loader>
-__device__ void Sifter<Loader>::settle_bounds(std::int32_t deadline) {
+__device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
   while (__any_sync(kAllLanes, state_ == RowState::open)) {
-    const bool late = scored(deadline);  // before looking: what was counted until then is seen
+    const bool late = scored(max(end, list_.share * 3 / kSampleEvery));  // before looking at what is counted
     std::int32_t sampled = 0;
     std::uint64_t bounds = 0;
     if (state_ == RowState::open) {
@@ -362,7 +363,7 @@ __device__ void Sifter<Loader>::compare_run(const Run& run) {
     return;
   }
   enter(run.rows);
-  settle_bounds(max(run.end(), list_.share * 3 / kSampleEvery));
+  settle_bounds(run.end());
   const unsigned rows = __ballot_sync(kAllLanes, state_ == RowState::set);
   if (rows == 0U) {
     return;
