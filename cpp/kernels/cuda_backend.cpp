@@ -187,7 +187,7 @@ void CudaBackend::score(const ScoreParams& params) {
     check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
   }
   if (score_sm90_) {
-    launch_score_sm90(params, memory.score_tickets(), context());
+    launch_score_sm90(params, context());
     return;
   }
   clear_next_sift(params);  // what this kernel leaves zero itself says that nothing was sifted

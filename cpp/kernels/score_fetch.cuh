@@ -26,47 +26,33 @@ __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_
   return span;
 }
 
-/// The fetching warp: makes runs, one ahead, has each key block copied into the next stage that is free, and says what
-/// to do with it. The block table's entries of a span are loaded while the span before is on its way.
+/// The fetching warp: has each key block copied into the next stage that is free, and says what to do with it. The
+/// block table's entries of a span are loaded while the span before is on its way. `maker` is at the first run.
 template <bool kSift>
-__device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker& maker, const ScoreStages& shared,
-                           const KernelErrorView& errors) {
+__device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker<kSift>& maker,
+                           const ScoreStages& shared, RunList* list, const KernelErrorView& errors) {
   constexpr std::int32_t kAhead = 3;  ///< key blocks of a span that go first, so that memory is soon busy
   // Rows of an entry that are not in this group will need the same keys soon.
   const std::uint64_t policy = cache_policy(p.step.query_rows > shared.sizes.group_rows);
   const std::int64_t host_blocks = p.layer.host_rows / kTokensPerBlock;
-  RunList& list = *shared.list;
-  list.open(maker.share());
   RingPlace place{.stage = 0};
-  Run run{};
-  Run next{};
-  Span span{};
+  Run run = maker.run();
+  Span span = span_at(p, run, 0);
   std::int32_t done = 0;
-  bool begun = false;
-  bool has_next = false;
-  bool closed = false;
+  bool next = true;  // whether the maker is to go to the next run
+  bool more = true;
 #pragma unroll 1
   for (bool finished = false; !finished;) {
-    if (!has_next && !closed) {
-      has_next = maker.make(next);
-      closed = !has_next;
-      if (closed) {
-        list.close(maker.made());
-      } else {
-        list.publish(next);
-      }
-      if (!begun) {
-        announce(kFirstRun, kScoreThreads);
-        if (closed) {
-          return;  // and so do all others
+    if (next && more) {
+      more = maker.next();
+      if constexpr (kSift) {
+        if (more) {
+          list->publish(maker.run());
+        } else {
+          list->close(maker.made());
         }
-        join(kBarriersMade, kMultiplierThreads + kWarp);
-        begun = true;
-        has_next = false;
-        run = next;
-        span = span_at(p, run, 0);
-        continue;
       }
+      next = false;
     }
     const Span now = span;
     bool good = false;
@@ -99,12 +85,12 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
       }
       if (i == min(now.count - 1, kAhead)) {
         done += now.count;
-        finished = done == run.count && !has_next;
-        if (done == run.count && has_next) {
-          run = next;
-          has_next = false;
+        if (done == run.count && more) {
+          run = maker.run();
           done = 0;
+          next = true;
         }
+        finished = done == run.count;
         if (!finished) {
           span = span_at(p, run, done);
         }
@@ -144,49 +130,51 @@ __device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, 
   join(kStart, kMultiplierWarps * kWarp);
 }
 
-/// A loading warp's share of the queries of all runs but the first.
+/// A loading warp's share of the queries of all runs but the first group's. Queries that a buffer still has stay there.
 template <int kHeads>
 class QueryLoader {
  public:
-  __device__ QueryLoader(const ScoreParams& p, const ScoreStages& shared, const KernelErrorView& errors)
-      : p_(p), shared_(shared), errors_(errors), held_first_((*shared.list)[0].rows.first) {}
+  /// `rows` of the first group.
+  __device__ QueryLoader(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
+                         const KernelErrorView& errors)
+      : p_(p), shared_(shared), errors_(errors), held_first_(rows.first) {}
 
-  /// Looks at the next run, and loads its queries if they are missing and their buffer is free. False if it cannot.
-  __device__ bool try_next() {
-    if (!shared_.list->has(next_)) {
-      return false;
+  /// Whether load would not have to wait.
+  __device__ bool can_load(const Run& run) const {
+    return run.queries <= ready_ || run.queries < kBuffers ||
+           has_left(shared_.queries_empty[run.queries % kBuffers], parity(run.queries));
+  }
+  /// Loads a run's queries if they are missing. Waits until those before it have been left, even where they are the
+  /// same: a barrier must not be two phases ahead of anyone.
+  __device__ void load(const Run& run) {
+    if (run.queries <= ready_) {
+      return;
     }
-    const std::int32_t queries = (*shared_.list)[next_].queries;
-    const GroupRows rows = (*shared_.list)[next_].rows;
-    if (queries > ready_) {
-      const int buffer = queries % kBuffers;
-      if ((buffer == 0 ? held_first_ : held_second_) != rows.first) {
-        if (queries >= kBuffers &&
-            !has_left(shared_.queries_empty[buffer], (static_cast<std::uint32_t>(queries / kBuffers) - 1U) & 1U)) {
-          return false;
-        }
-        load_queries_of<kHeads>(p_, rows, queries, own(), kLoaderWarps, shared_, errors_, [] {});
-        held_first_ = buffer == 0 ? rows.first : held_first_;
-        held_second_ = buffer == 0 ? held_second_ : rows.first;
+    ready_ = run.queries;
+    const int buffer = run.queries % kBuffers;
+    const auto wait_for_buffer = [&] {
+      if (run.queries >= kBuffers) {
+        wait(shared_.queries_empty[buffer], parity(run.queries));
       }
-      __syncwarp();
-      if (lane_index() == 0) {
-        arrive(shared_.queries_full[buffer]);
-      }
-      ready_ = queries;
+    };
+    if ((buffer == 0 ? held_first_ : held_second_) == run.rows.first) {
+      wait_for_buffer();
+    } else {
+      load_queries_of<kHeads>(p_, run.rows, run.queries, warp_index() - kFetcher - 1, kLoaderWarps, shared_, errors_,
+                              wait_for_buffer);
+      held_first_ = buffer == 0 ? run.rows.first : held_first_;
+      held_second_ = buffer == 0 ? held_second_ : run.rows.first;
     }
-    ++next_;
     __syncwarp();
     if (lane_index() == 0) {
-      store_released(shared_.list->seen[own()], next_);
+      arrive(shared_.queries_full[buffer]);
     }
-    return true;
   }
-  /// Whether there is nothing left to do.
-  __device__ bool finished() const { return shared_.list->ends_at(next_); }
 
  private:
-  __device__ static int own() { return warp_index() - kFetcher - 1; }
+  __device__ static std::uint32_t parity(std::int32_t queries) {
+    return (static_cast<std::uint32_t>(queries / kBuffers) - 1U) & 1U;
+  }
 
   const ScoreParams& p_;
   const ScoreStages& shared_;
@@ -194,7 +182,36 @@ class QueryLoader {
   std::int32_t held_first_;           ///< first row of the group whose queries the first buffer has
   std::int32_t held_second_ = kNone;  ///< and the second
   std::int32_t ready_ = 0;            ///< queries that are there or will be
-  std::int32_t next_ = 0;             ///< run to look at
+};
+
+/// The same for a warp that has other things to do besides: reads runs from the list.
+template <int kHeads>
+class ListLoader {
+ public:
+  __device__ ListLoader(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared, RunList& list,
+                        const KernelErrorView& errors)
+      : loader_(p, rows, shared, errors), list_(list) {}
+
+  /// Looks at the next run, and loads its queries if they are missing and their buffer is free. False if it cannot.
+  __device__ bool try_next() {
+    if (!list_.has(next_) || !loader_.can_load(list_[next_])) {
+      return false;
+    }
+    loader_.load(list_[next_]);
+    ++next_;
+    __syncwarp();
+    if (lane_index() == 0) {
+      store_released(list_.seen[warp_index() - kFetcher - 1], next_);
+    }
+    return true;
+  }
+  /// Whether there is nothing left to do.
+  __device__ bool finished() const { return list_.ends_at(next_); }
+
+ private:
+  QueryLoader<kHeads> loader_;
+  RunList& list_;
+  std::int32_t next_ = 0;  ///< run to look at
 };
 
 }  // namespace echo

@@ -1,12 +1,8 @@
 #pragma once
-// How the work of a score call is cut up: rows of a block that share a block table form groups, and the key blocks of
-// all groups make long lists, of which each thread block takes an equal part. Lengths are known on the device only, so
-// one warp of each thread block finds its part for itself, from the positions of the rows.
-//
-// There are three lists. With sifting, every kSampleEvery-th block goes first, so that after a fraction of the time the
-// grid has scored an even sample of all rows, without waiting for anybody. Then the rest, but for the pools: the last
-// blocks of long groups are left to whoever is done with the rest, a few at a time, by tickets. Multiprocessors are not
-// equally far from memory: with equal parts some end 15 % before others. (score_runs.cuh)
+// How the work of a score call is cut up: rows of a block that share a block table form groups, the key blocks of all
+// groups one long list, and each thread block takes an equal part of it. Lengths are known on the device only, so each
+// warp finds its part for itself, from the positions of the rows. With sifting there are two lists: every
+// kSampleEvery-th block, and the rest; a thread block's parts of both together are equal.
 
 #include <cstdint>
 
@@ -21,8 +17,7 @@ struct RowGroups {
   std::int32_t per_entry;
   std::int32_t rows;  ///< of a group, at most
   std::int32_t count;
-  std::uint32_t share;    ///< of a thread block, in units of 2^-32, rounded up
-  std::int32_t* tickets;  ///< [count + 1] drawn from each group's pool, and thread blocks that are done; 0 between calls
+  std::uint32_t share;  ///< of a thread block, in units of 2^-32, rounded up
 };
 
 /// Rows [first, last) of the pass, all of one batch entry.
@@ -75,68 +70,49 @@ __device__ __noinline__ inline std::int32_t far_blocks_of(const ScoreParams& p, 
   return blocks_of(p, groups, errors, group);
 }
 
-inline constexpr std::int32_t kPooledShare = 48;  ///< key blocks of a thread block from which on there are pools
-inline constexpr std::int32_t kPoolOf = 10;       ///< one of so many blocks goes to the pool
-
-/// Which key blocks of a group are in which list.
-struct Deal {
-  bool samples = false;
-  std::int32_t shortest = 0;  ///< group with a pool; 0: none has
-
-  __device__ std::int32_t sample_of(std::int32_t blocks) const {
-    return samples ? (blocks + kSampleEvery - 1) / kSampleEvery : 0;
-  }
-  __device__ std::int32_t pool_of(std::int32_t blocks) const {
-    return shortest == 0 || blocks < shortest ? 0 : (blocks - sample_of(blocks)) / kPoolOf;
-  }
-  __device__ std::int32_t rest_of(std::int32_t blocks) const {
-    return blocks - sample_of(blocks) - pool_of(blocks);
-  }
-};
+/// Which key blocks of the groups a list has.
+enum class KeyList : std::int32_t { all, samples, rest };
 
 /// Walks through a thread block's part of a list, group by group. By all lanes of a warp.
 class GroupWalk {
  public:
-  /// Measures the groups. `sifts`: samples go first where shares are long enough.
-  __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors, bool sifts);
+  /// Measures the groups.
+  __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors)
+      : p_(p), groups_(groups), errors_(errors) {
+    blocks_ = blocks_of(p, groups, errors, lane_index());
+    total_ = add_up(KeyList::all);
+  }
 
-  __device__ const Deal& deal() const { return deal_; }
   /// Key blocks of a thread block, on average.
   __device__ std::int32_t share() const { return static_cast<std::int32_t>(total_ / gridDim.x); }
-  __device__ std::int32_t groups() const { return groups_.count; }
-  /// Key blocks of a group.
-  __device__ std::int32_t blocks_of_group(std::int32_t group) const {
-    return group >= chunk_ && group < chunk_ + kWarp ? __shfl_sync(kAllLanes, blocks_, group - chunk_)
-                                                     : far_blocks_of(p_, groups_, errors_, group);
-  }
-  __device__ GroupRows rows(std::int32_t group) const { return rows_of(groups_, p_, group); }
 
-  /// Goes to the first group of this thread block's part of the samples or of the rest; false if there is none.
-  __device__ bool begin(bool samples);
+  /// Goes to the first group of this thread block's part of a list; false if there is none.
+  __device__ bool begin(KeyList list);
   /// Goes to the next one.
   __device__ bool next();
 
   __device__ std::int32_t group() const { return group_; }
+  __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
   /// Numbers [first, first + count) of the group's in the list are this thread block's.
-  __device__ std::int32_t first() const { return block_; }
+  __device__ std::int32_t first() const { return first_; }
   __device__ std::int32_t count() const { return count_; }
 
  private:
-  /// Sum over all groups.
-  template <typename ValueOf>
-  __device__ __forceinline__ std::uint32_t add_up(ValueOf value_of) const {
-    std::uint32_t sum = __reduce_add_sync(kAllLanes, static_cast<unsigned>(value_of(deal_, blocks_)));
+  __device__ static std::int32_t listed(KeyList list, std::int32_t blocks) {
+    const std::int32_t samples = (blocks + kSampleEvery - 1) / kSampleEvery;
+    return list == KeyList::all ? blocks : list == KeyList::samples ? samples : blocks - samples;
+  }
+  /// Of all groups. The lanes know of the first ones.
+  __device__ std::uint32_t add_up(KeyList list) const {
+    std::uint32_t sum = __reduce_add_sync(kAllLanes, static_cast<unsigned>(listed(list, blocks_)));
     if (groups_.count > kWarp) {
 #pragma unroll 1
       for (std::int32_t chunk = kWarp; chunk < groups_.count; chunk += kWarp) {
         const std::int32_t blocks = far_blocks_of(p_, groups_, errors_, chunk + lane_index());
-        sum += __reduce_add_sync(kAllLanes, static_cast<unsigned>(value_of(deal_, blocks)));
+        sum += __reduce_add_sync(kAllLanes, static_cast<unsigned>(listed(list, blocks)));
       }
     }
     return sum;
-  }
-  __device__ std::int32_t listed(std::int32_t blocks) const {
-    return samples_ ? deal_.sample_of(blocks) : deal_.rest_of(blocks);
   }
   /// Goes to the 32 groups from `chunk` on.
   __device__ void load_chunk(std::int32_t chunk) {
@@ -144,7 +120,7 @@ class GroupWalk {
       chunk_ = chunk;
       blocks_ = far_blocks_of(p_, groups_, errors_, chunk + lane_index());
     }
-    up_to_ = inclusive_warp_sum(listed(blocks_));
+    up_to_ = inclusive_warp_sum(listed(list_, blocks_));
   }
   __device__ std::int32_t chunk_total() const { return __shfl_sync(kAllLanes, up_to_, kWarp - 1); }
 
@@ -152,61 +128,46 @@ class GroupWalk {
   __device__ std::uint32_t part(std::uint32_t total, unsigned index) const {
     return index == gridDim.x ? total : __umulhi(total, index * groups_.share);
   }
-  /// In the list that is walked. The rest is dealt so that a thread block's samples and rest together are equal parts.
-  __device__ std::int32_t listed_part(unsigned index) const {
-    if (samples_) {
-      return static_cast<std::int32_t>(part(sample_total_, index));
+  __device__ std::int32_t list_part(std::uint32_t samples, unsigned index) const {
+    if (list_ != KeyList::rest) {
+      return static_cast<std::int32_t>(part(list_ == KeyList::all ? total_ : samples, index));
     }
-    const std::uint32_t both = total_ - pool_total_;
-    const std::uint32_t rest = both - sample_total_;
+    // Even where a thread block has one sample more than another. Only with few blocks could that cross over.
+    const std::uint32_t rest = total_ - samples;
     return static_cast<std::int32_t>(rest < 2U * gridDim.x ? part(rest, index)
-                                                           : part(both, index) - part(sample_total_, index));
+                                                           : part(total_, index) - part(samples, index));
   }
 
   /// Takes the group of a lane, from a key block on.
   __device__ void take(int lane, std::int32_t block) {
     group_ = chunk_ + lane;
-    block_ = block;
-    count_ = min(left_, __shfl_sync(kAllLanes, listed(blocks_), lane) - block);
+    first_ = block;
+    count_ = min(left_, __shfl_sync(kAllLanes, listed(list_, blocks_), lane) - block);
   }
 
   const ScoreParams& p_;
   const RowGroups& groups_;
   const KernelErrorView& errors_;
-  Deal deal_;
-  std::uint32_t total_ = 0;         ///< key blocks of all groups,
-  std::uint32_t sample_total_ = 0;  ///< of the samples
-  std::uint32_t pool_total_ = 0;    ///< and of the pools
-  bool samples_ = false;            ///< what is walked
-  std::int32_t left_ = 0;           ///< key blocks to score, the current group's included
-  std::int32_t chunk_ = 0;          ///< first of the 32 groups that lanes know of
-  std::int32_t blocks_ = 0;         ///< key blocks of group chunk_ + lane
-  std::int32_t up_to_ = 0;          ///< in the list, of that group and of the chunk's before it
+  std::uint32_t total_;
+  KeyList list_ = KeyList::all;  ///< that is walked
+  std::int32_t left_ = 0;        ///< of this thread block's part, the current group's included
+  std::int32_t chunk_ = 0;       ///< first of the 32 groups that lanes know of
+  std::int32_t blocks_ = 0;      ///< key blocks of group chunk_ + lane
+  std::int32_t up_to_ = 0;       ///< in the list, of that group and of the chunk's before it
   std::int32_t group_ = 0;
-  std::int32_t block_ = 0;
+  std::int32_t first_ = 0;
   std::int32_t count_ = 0;
 };
 
-__device__ __forceinline__ GroupWalk::GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors,
-                                       bool sifts)
-    : p_(p), groups_(groups), errors_(errors) {
-  blocks_ = blocks_of(p_, groups_, errors_, lane_index());
-  total_ = add_up([](const Deal& /*deal*/, std::int32_t blocks) { return blocks; });
-  if (sifts && total_ >= static_cast<std::uint32_t>(p.sift.least_share) * gridDim.x) {
-    deal_.samples = true;
-    sample_total_ = add_up([](const Deal& deal, std::int32_t blocks) { return deal.sample_of(blocks); });
+__device__ __forceinline__ bool GroupWalk::begin(KeyList list) {
+  list_ = list;
+  if (chunk_ != 0) {
+    load_chunk(0);
   }
-  if (groups_.tickets != nullptr && total_ >= kPooledShare * gridDim.x) {
-    deal_.shortest = share();
-    pool_total_ = add_up([](const Deal& deal, std::int32_t blocks) { return deal.pool_of(blocks); });
-  }
-}
-
-__device__ __forceinline__ bool GroupWalk::begin(bool samples) {
-  samples_ = samples;
-  load_chunk(0);
-  const std::int32_t first = listed_part(blockIdx.x);
-  left_ = listed_part(blockIdx.x + 1) - first;
+  const std::uint32_t samples = list == KeyList::all ? 0U : add_up(KeyList::samples);
+  up_to_ = inclusive_warp_sum(listed(list, blocks_));
+  const std::int32_t first = list_part(samples, blockIdx.x);
+  left_ = list_part(samples, blockIdx.x + 1) - first;
   if (left_ == 0) {
     return false;
   }
@@ -219,7 +180,7 @@ __device__ __forceinline__ bool GroupWalk::begin(bool samples) {
     beyond = __ballot_sync(kAllLanes, before + up_to_ > first);
   }
   const int lane = __ffs(static_cast<int>(beyond)) - 1;
-  take(lane, first - before - __shfl_sync(kAllLanes, up_to_ - listed(blocks_), lane));
+  take(lane, first - before - __shfl_sync(kAllLanes, up_to_ - listed(list, blocks_), lane));
   return true;
 }
 
@@ -229,11 +190,11 @@ __device__ __forceinline__ bool GroupWalk::next() {
     return false;
   }
   unsigned nonempty =
-      __ballot_sync(kAllLanes, listed(blocks_) > 0) & (~1U << static_cast<unsigned>(group_ - chunk_));
+      __ballot_sync(kAllLanes, listed(list_, blocks_) > 0) & (~1U << static_cast<unsigned>(group_ - chunk_));
 #pragma unroll 1
   while (nonempty == 0U) {
     load_chunk(chunk_ + kWarp);
-    nonempty = __ballot_sync(kAllLanes, listed(blocks_) > 0);
+    nonempty = __ballot_sync(kAllLanes, listed(list_, blocks_) > 0);
   }
   take(__ffs(static_cast<int>(nonempty)) - 1, 0);
   return true;

@@ -11,6 +11,7 @@ namespace echo {
 inline constexpr int kGroupWarps = 4;   ///< of a warpgroup
 inline constexpr int kMultipliers = 3;  ///< warpgroups, which take the key blocks of a share in turns
 inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
+inline constexpr int kLoaderWarps = 3;  ///< that load queries, and sift
 
 /// In shared memory.
 struct ScoreProgress {
@@ -30,11 +31,12 @@ struct ScoreProgress {
     std::int32_t next = kMost;  // that is not finished
     if (lane_index() < kMultiplierWarps) {
       std::int32_t count = 0;
-      asm volatile("ld.acquire.cta.shared.b32 %0, [%1];" : "=r"(count) : "r"(address(finished + lane_index())) : "memory");
+      asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(count) : "r"(address(finished + lane_index())) : "memory");
       next = count * kMultipliers + lane_index() / kGroupWarps;
     }
-    __syncwarp();
-    return __reduce_min_sync(kAllLanes, next);
+    next = __reduce_min_sync(kAllLanes, next);
+    __threadfence_block();
+    return next;
   }
 
  private:

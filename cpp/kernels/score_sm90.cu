@@ -37,26 +37,29 @@ __device__ const bool has_code = kHasCode;
 
 /// What sifting needs of shared memory.
 struct SiftMemory {
+  RunList runs;
   SiftShared sift;
   PrefetchShared prefetch;
 };
 constexpr std::int32_t kSiftBytes = (sizeof(SiftMemory) + 15) / 16 * 16;
 
-/// The warps that load the queries of all runs but the first. With sifting they do that besides.
+/// The warps that load queries; with sifting they do that besides. `maker` is at the first run.
 template <int kHeads, bool kSift>
-__device__ void load_and_sift(const ScoreParams& p, const ScoreStages& shared, const KernelErrorView& errors) {
-  QueryLoader<kHeads> loader(p, shared, errors);
-  const int index = __shfl_sync(kAllLanes, warp_index(), 0) - kFetcher - 1;
-  auto& memory = *reinterpret_cast<SiftMemory*>(shared.sift);
-  if (kSift && index < kSifters) {
-    Sifter(p, index, memory.sift, *shared.list, loader, errors).run();
-  } else if (kSift) {
-    prefetch(p, memory.sift, memory.prefetch, *shared.list, loader, errors);
+__device__ void load_and_sift(const ScoreParams& p, RunMaker<kSift>& maker, const ScoreStages& shared,
+                              const KernelErrorView& errors) {
+  if constexpr (kSift) {
+    auto& memory = *reinterpret_cast<SiftMemory*>(shared.sift);
+    const int index = __shfl_sync(kAllLanes, warp_index(), 0) - kFetcher - 1;
+    ListLoader<kHeads> loader(p, maker.run().rows, shared, memory.runs, errors);
+    if (index < kSifters) {
+      Sifter(p, index, memory.sift, memory.runs, loader, errors).run();
+    } else {
+      prefetch(p, memory.sift, memory.prefetch, memory.runs, loader, errors);
+    }
   } else {
-    while (!loader.finished()) {
-      if (!loader.try_next()) {
-        __nanosleep(50);
-      }
+    QueryLoader<kHeads> loader(p, maker.run().rows, shared, errors);
+    while (maker.next()) {
+      loader.load(maker.run());
     }
   }
 }
@@ -78,25 +81,32 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       if (kSift) {
         sift->sift.clear();
       }
-      RunMaker maker(p, groups, errors, kSift);
-      fetch_keys<kSift>(keys, p, maker, shared, errors);
-      return;
-    }
-    if (warp < kFetcher) {
+    } else if (warp < kFetcher) {
       shared.make_barriers(warp, kMultiplierWarps);
-      announce(kBarriersMade, kMultiplierThreads + kWarp);
-    } else if (kSift && warp == kFetcher + kLoaderWarps) {
+      announce(kBarriersMade, kScoreThreads);
+    }
+    RunMaker<kSift> maker(p, groups, errors);
+    const bool any = maker.begin();
+    if (kSift && warp == kFetcher && any) {
+      sift->runs.open(maker.share());
+      sift->runs.publish(maker.run());
+    }
+    if (warp >= kFetcher) {
+      join(kBarriersMade, kScoreThreads);
+    }
+    if (kSift && warp == kFetcher + kLoaderWarps) {
       clear_next(p);
     }
-    join(kFirstRun, kScoreThreads);
-    if (!shared.list->has(0)) {
+    if (!any) {
       return;  // all of the thread block
     }
-    if (warp < kFetcher) {
-      load_first_queries<kHeads>(p, (*shared.list)[0].rows, shared, errors);
-      multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared, kSift ? &sift->sift.progress : nullptr);
+    if (warp == kFetcher) {
+      fetch_keys<kSift>(keys, p, maker, shared, &sift->runs, errors);  // on their way while queries are loaded
+    } else if (warp > kFetcher) {
+      load_and_sift<kHeads, kSift>(p, maker, shared, errors);
     } else {
-      load_and_sift<kHeads, kSift>(p, shared, errors);
+      load_first_queries<kHeads>(p, maker.run().rows, shared, errors);
+      multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared, kSift ? &sift->sift.progress : nullptr);
     }
   }
 }
@@ -135,8 +145,7 @@ Kernel kernel_of(const ProductShape& product) {
 std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }
 
 /// Rows of an entry in groups of about the same size, each a whole number of products.
-RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid,
-                    std::int32_t* tickets) {
+RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid) {
   const std::int32_t per_entry = divided_up(rows * product.heads, kMostColumns);
   const std::int32_t per_product = product.columns / product.heads;
   const std::int32_t first_entry = params.block.first / params.step.query_rows;
@@ -147,8 +156,7 @@ RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std:
           .per_entry = per_entry,
           .rows = divided_up(divided_up(rows, per_entry), per_product) * per_product,
           .count = (last_entry - first_entry + 1) * per_entry,
-          .share = static_cast<std::uint32_t>((all + parts - 1) / parts),
-          .tickets = tickets};
+          .share = static_cast<std::uint32_t>((all + parts - 1) / parts)};
 }
 
 /// Kernels count key blocks in 32 bits.
@@ -187,7 +195,7 @@ bool prepare_score_sm90(const ShapeView& shape, int device) {
   return true;
 }
 
-void launch_score_sm90(const ScoreParams& params, std::int32_t* tickets, const LaunchContext& context) {
+void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) {
   if (reinterpret_cast<std::uintptr_t>(params.index_q) % sizeof(uint4) != 0) {
     throw InvalidArgument("index_q: has to be aligned to " + std::to_string(sizeof(uint4)) + " bytes");
   }
@@ -196,7 +204,7 @@ void launch_score_sm90(const ScoreParams& params, std::int32_t* tickets, const L
   }
   const std::int32_t rows = std::min(params.step.query_rows, params.block.count);
   const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
-  const RowGroups groups = groups_of(params, product, rows, context.multiprocessors, tickets);
+  const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
   require_countable(params, groups);
   const bool sifts = params.sift.rows != nullptr && params.score_stride % 4 == 0;  // four scores are read at once
   const Kernel kernel = sifts ? kernel_of<true>(product) : kernel_of<false>(product);

@@ -10,11 +10,8 @@ namespace echo {
 /// that the scores of a model come from one kernel.
 bool prepare_score_sm90(const ShapeView& shape, int device);
 
-/// Words of device memory that score works with: zero before the first call, and again behind each.
-constexpr std::int64_t score_ticket_words(std::int64_t rows) { return 2 * rows + 1; }
-
-/// score in one launch; queries are quantised on the way. Sifts where score_stride is a multiple of 4. `tickets`: null,
-/// or as many as score_ticket_words says for the rows of the block. InvalidArgument if index_q is not aligned to 16 bytes.
-void launch_score_sm90(const ScoreParams& params, std::int32_t* tickets, const LaunchContext& context);
+/// score in one launch; queries are quantised on the way. Sifts where score_stride is a multiple of 4. InvalidArgument
+/// if index_q is not aligned to 16 bytes.
+void launch_score_sm90(const ScoreParams& params, const LaunchContext& context);
 
 }  // namespace echo

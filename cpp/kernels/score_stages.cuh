@@ -8,16 +8,14 @@
 #include "kernels/index_key_map.hpp"
 #include "kernels/score_progress.cuh"
 #include "kernels/score_queries.cuh"
-#include "kernels/score_runs.cuh"
 
 namespace echo {
 
+
 inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that fetches keys; loaders follow
-inline constexpr int kMultiplierThreads = kMultiplierWarps * kWarp;
 inline constexpr int kScoreThreads = (kMultiplierWarps + 1 + kLoaderWarps) * kWarp;
-inline constexpr int kBarriersMade = 1;          ///< hardware barrier: the fetching warp may begin
-inline constexpr int kFirstRun = 2;              ///< another: the others know what is the first run
-inline constexpr int kStart = 3;                 ///< and one more: the first group's queries are there
+inline constexpr int kBarriersMade = 1;          ///< hardware barrier: all but the multiplying warps may begin
+inline constexpr int kStart = 2;                 ///< another: the first group's queries are there
 inline constexpr int kBuffers = 2;               ///< of queries
 inline constexpr int kMostColumns = 512;         ///< rows x heads of a group
 inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can have
@@ -32,7 +30,6 @@ struct alignas(8) StageWork {
   std::int32_t token;  ///< first of the key block; kNone: there is no more work; kSkipped: nothing to score here
 };
 inline constexpr std::int32_t kSkipped = -2;
-static_assert(sizeof(RunList) % alignof(StageWork) == 0);
 
 /// How large the parts of shared memory are.
 struct ScoreSizes {
@@ -47,7 +44,7 @@ struct ScoreSizes {
   ECHO_HOST_DEVICE std::int32_t length_bytes() const { return (group_rows + 2 + 3) / 4 * 16; }
   /// What does not depend on the number of stages.
   ECHO_HOST_DEVICE std::int32_t fixed_bytes() const {
-    return sift_bytes + static_cast<std::int32_t>(sizeof(RunList)) +
+    return sift_bytes +
            kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(SharedBarrier)));
   }
   ECHO_HOST_DEVICE static std::int32_t stage_bytes() {
@@ -70,7 +67,6 @@ struct ScoreStages {
   std::byte* weights;            ///< [kBuffers, weight_bytes]
   std::byte* lengths;            ///< [kBuffers, length_bytes]
   std::byte* sift;               ///< [sift_bytes]
-  RunList* list;
   StageWork* work;               ///< [stages]
   SharedBarrier* full;           ///< [stages] the keys and what to do are there
   SharedBarrier* empty;          ///< [stages] a warpgroup has read them
@@ -84,8 +80,7 @@ struct ScoreStages {
     weights = queries + kBuffers * sizes.query_bytes();
     lengths = weights + kBuffers * sizes.weight_bytes();
     sift = lengths + kBuffers * sizes.length_bytes();
-    list = reinterpret_cast<RunList*>(sift + sizes.sift_bytes);
-    work = reinterpret_cast<StageWork*>(list + 1);
+    work = reinterpret_cast<StageWork*>(sift + sizes.sift_bytes);
     full = reinterpret_cast<SharedBarrier*>(work + stages);
     empty = full + stages;
     queries_full = empty + stages;

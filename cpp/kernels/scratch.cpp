@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/score_sm90.hpp"
-
 namespace echo {
 namespace {
 
@@ -29,7 +27,6 @@ struct Scratch::Layout {
     attend_shares = take<float2>(attend_heads);
     layers = take<LayerView>(sizes.layers);
     runs = take<RowRun>(kReleaseRuns);
-    tickets = take<std::int32_t>(score_ticket_words(sizes.block_rows));
   }
 
   template <typename T>
@@ -46,7 +43,6 @@ struct Scratch::Layout {
   std::size_t attend_shares;
   std::size_t layers;
   std::size_t runs;
-  std::size_t tickets;
   std::size_t bytes = 0;
 };
 
@@ -63,7 +59,6 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
                       .shares = reinterpret_cast<float2*>(base + layout.attend_shares)};
   layers_ = reinterpret_cast<LayerView*>(base + layout.layers);
   runs_ = reinterpret_cast<RowRun*>(base + layout.runs);
-  score_tickets_ = reinterpret_cast<std::int32_t*>(base + layout.tickets);
 }
 
 }  // namespace echo

@@ -27,7 +27,6 @@ class Scratch {
   const AttendPartials& attend_partials() const { return attend_partials_; }
   LayerView* layers() const { return layers_; }
   RowRun* runs() const { return runs_; }
-  std::int32_t* score_tickets() const { return score_tickets_; }
 
  private:
   struct Layout;
@@ -38,7 +37,6 @@ class Scratch {
   AttendPartials attend_partials_;
   LayerView* layers_;
   RowRun* runs_;
-  std::int32_t* score_tickets_;
 };
 
 }  // namespace echo
