@@ -4,9 +4,9 @@ A graph of as many layers as fit, 61 where possible, all different, begins and c
 replay appends a token to each session; scores change from step to step as those of a model, and select, in each layer,
 just the share of rows that is to be missed, at random, on cold caches. `system`:
 
-- resident: nothing is missed;
-- echo: 2 % of the selected rows are missed;
-- echo-prefetch: the same, and score fetches rows that will probably be selected;
+- resident: nothing is missed; prefetch is on;
+- echo: 2 % of the selected rows are missed; prefetch is off;
+- echo-prefetch: the same with prefetch: score lists what may be selected, and fetches what probably will be;
 - without_offload: all rows lie on the GPU at fixed places, nothing is looked up.
 
 Medians, microseconds per layer. `verbs` are differences between graphs that end after one verb or the next. Counts are
@@ -28,10 +28,13 @@ from native.step_binding import Case, Part, Result, StepBench, skip_reason
 
 ROUNDS = 12
 WARM_UP = 4  # the thresholds need some steps, too
-PART_ROUNDS = 4
+PART_ROUNDS = 3
 MISS_RATE = 0.02
-PREFETCH_CAP = float(os.environ.get("ECHO_BENCH_PREFETCH_CAP", "0.001"))  # rows per scored token
-PARTS = {Part.NOTHING: "begin_commit", Part.SCORE: "append_score", Part.SELECT: "select", Part.RECALL: "recall"}
+PREFETCH_CAP = float(os.environ.get("ECHO_BENCH_PREFETCH_CAP", "0.0012"))  # rows per scored token
+PARTS = {
+    Part.NOTHING: "begin_commit", Part.APPEND: "append", Part.SCORE: "score", Part.SELECT: "select",
+    Part.RECALL: "recall",
+}  # fmt: skip
 
 SYSTEMS = ("resident", "echo", "echo-prefetch")
 CASES = [
@@ -67,7 +70,8 @@ def of_step(bench: StepBench, case: Case, system: str, part: Part) -> Result:
     if system == "without_offload":
         return bench.replay(Part.WITHOUT_OFFLOAD if part == Part.ATTEND else part)
     misses = 0 if system == "resident" else case.misses(MISS_RATE)
-    return bench.replay(part, misses, sift=True, prefetch_cap=PREFETCH_CAP if system == "echo-prefetch" else 0.0)
+    prefetches = system != "echo"
+    return bench.replay(part, misses, sift=prefetches, prefetch_cap=PREFETCH_CAP if prefetches else 0.0)
 
 
 def verbs_of(bench: StepBench, case: Case, system: str, step: Result, us: float) -> dict[str, Any]:

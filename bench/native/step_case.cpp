@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kOtherBytes = std::size_t{1} << 30;  ///< many L2 caches
 constexpr float kAlpha = 0.5F;                             ///< of the thresholds
-constexpr std::int32_t kSiftCapacity = 4 * kTopK;
+constexpr std::int32_t kSiftCapacity = 2 * kTopK;  ///< as planned for a runtime
 constexpr float kNewKeyDeviation = 1.6F;  ///< above that of other keys: what was just said is mostly selected
 
 EchoStepCase checked(const EchoStepCase& sizes) {

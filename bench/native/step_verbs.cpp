@@ -132,6 +132,9 @@ void StepCase::call(const EchoStepReplay& what, std::int32_t layer) {
     }
     backend_->append(append);
   }
+  if (part == StepPart::append) {
+    return;
+  }
   const SiftView sift = sift_view(layer, what);
   backend_->score(score_params(layer, sift));
   if (part == StepPart::score) {
