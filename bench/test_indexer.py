@@ -19,7 +19,7 @@ import pytest
 import record
 from gates import Gates
 from native.binding import device_clock
-from native.step_binding import Case, Part, Result, StepBench, skip_reason
+from native.step_binding import TOP_K, Case, Part, Result, StepBench, skip_reason
 
 ROUNDS = 5
 WARM_UP = 2
@@ -96,7 +96,7 @@ def figures_of(case: Case, results: list[Result], frame: int) -> dict[str, Any]:
         "prefetched_used": sum(result.prefetched_used for result in results) / calls,
         "prefetches_capped": sum(result.prefetches_capped for result in results) / calls,
         "full_selects": sum(result.full_selects for result in results) / calls / case.batch,
-        "natural_miss_rate": sum(result.natural_misses for result in results) / calls / case.batch / 2048,
+        "natural_miss_rate": sum(result.natural_misses for result in results) / calls / case.batch / TOP_K,
     }
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from gates import Gates
 from native.binding import device_clock
-from native.step_binding import Case, Part, Result, StepBench, skip_reason
+from native.step_binding import TOP_K, Case, Part, Result, StepBench, skip_reason
 
 ROUNDS = 12
 WARM_UP = 4  # the thresholds need some steps, too
@@ -45,13 +45,19 @@ CASES = [
     *((Case(8, 32_768), system) for system in SYSTEMS),
     *((Case(1, 102_400), system) for system in SYSTEMS),
     *((Case(1, 32_768), system) for system in SYSTEMS),
-    *((Case(1, 4096, pool_slots=8192, without_offload=True), system) for system in ("resident", "without_offload")),
+    *((Case(1, 4096, pool_slots=8192, without_offload=True), system) for system in ("without_offload", "resident")),
 ]
 # The best stack of peers, each measured on its own on an H200: DeepGEMM's logits, SGLang's top-k (not always exact),
 # its HiSparse recall, FlashMLA.
 PEERS = {(13, 102_400): {"score": 49.4, "select": 9.4, "recall": 37.7, "attend": 34.1, "us": 130.6}}
 
 pytestmark = pytest.mark.benchmark(group="layer", timer=device_clock)
+
+
+@pytest.fixture(scope="session")
+def times() -> dict[tuple[Case, str], float]:
+    """Of what was measured."""
+    return {}
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +100,14 @@ def verbs_of(bench: StepBench, case: Case, system: str, step: Result, us: float)
 
 
 @pytest.mark.parametrize(("case", "system"), CASES, ids=str)
-def test_layer(case: Case, system: str, bench: StepBench, benchmark: Any, gates: Callable[[str], Gates]) -> None:
+def test_layer(
+    case: Case,
+    system: str,
+    bench: StepBench,
+    times: dict[tuple[Case, str], float],
+    benchmark: Any,
+    gates: Callable[[str], Gates],
+) -> None:
     """Times of a layer, of its verbs and of all layers, and what was recalled."""
     bench.create(case)
     results: list[Result] = []
@@ -103,7 +116,7 @@ def test_layer(case: Case, system: str, bench: StepBench, benchmark: Any, gates:
     )
     bench.verify()
     results = results[-ROUNDS:]
-    us = statistics.median([result.microseconds for result in results]) / case.layers
+    us = times[case, system] = statistics.median([result.microseconds for result in results]) / case.layers
     calls = case.layers * ROUNDS
     figures: dict[str, Any] = {
         "us": us,
@@ -113,11 +126,14 @@ def test_layer(case: Case, system: str, bench: StepBench, benchmark: Any, gates:
         "misses": sum(result.misses for result in results) / calls,
         "prefetched": sum(result.prefetched for result in results) / calls,
         "prefetched_used": sum(result.prefetched_used for result in results) / calls,
+        "natural_miss_rate": sum(result.natural_misses for result in results) / calls / case.batch / TOP_K,
         "candidates_per_row": sum(result.candidates for result in results) / calls / case.batch,
         "full_selects": sum(result.full_selects for result in results) / calls / case.batch,
     }
     if system.startswith("echo") and (case.batch, case.length) in PEERS:
         figures["peers"] = PEERS[case.batch, case.length]
+    if (without := times.get((case, "without_offload"))) is not None and system != "without_offload":
+        figures["of_without_offload"] = us / without
     benchmark.extra_info["figures"] = figures
     keys = {"batch": case.batch, "length": case.length, "system": system}
     problems = gates("layer").add(keys, figures, exact=("launches_per_layer",), times=("us",))
