@@ -21,7 +21,7 @@ GENERIC = {
         "echo::KernelErrorView)",
         f"{OWN}attend_combine(echo::AttendParams, int, echo::AttendPartials)",
     ],
-    "commit": [f"{OWN}fold(echo::CommitParams)"],
+    "commit": [f"{OWN}fold(echo::CommitParams)", f"{OWN}forget(float*, long)"],
 }
 """Kernels of each verb, those for any GPU; attention in two portions of rows."""
 

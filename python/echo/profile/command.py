@@ -49,10 +49,10 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--drift",
         type=float,
-        default=0.2,
+        default=0.25,
         metavar="X",
         help="of --synthetic: fresh part of index queries in each step, relative to the part that stays; "
-        "the larger, the more is recalled (default 0.2)",
+        "the larger, the more is recalled (default 0.25)",
     )
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are measured (default 20)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")

@@ -5,7 +5,6 @@ The trace is read as Chrome's format, which has been the same for years, while t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,12 +40,17 @@ def steps_of(events: Iterable[dict[str, Any]], layers: int) -> list[Step]:
         if event["name"] == MARK and event.get("cat") == "user_annotation"
     )
     calls = [event for event in complete if event.get("cat") in _HOST]
-    found: list[list[Span]] = [[]]
+    found: list[list[Span]] = []
+    committed = True
     for span in device:
-        found[-1].append(span)
-        if COMMIT in span.part.split("+"):
+        commits = COMMIT in span.part.split("+")
+        if committed and not commits:
             found.append([])
-    found.pop()  # what follows the last commit
+        if found:  # the end of a step that began unseen is none
+            found[-1].append(span)
+        committed = commits
+    if found and not committed:
+        found.pop()
     if not found:
         raise NotSupported(
             f"profile: torch's profiler recorded {len(device)} kernels and copies and no whole step; "
@@ -60,7 +64,7 @@ def steps_of(events: Iterable[dict[str, Any]], layers: int) -> list[Step]:
 
 def _device_span(event: dict[str, Any]) -> Span:
     name = event["name"]
-    part = part_of(name) if event["cat"] == "kernel" else UPLOAD if re.match(r"Memcpy HtoD", name) else OTHER
+    part = part_of(name) if event["cat"] == "kernel" else UPLOAD if name.startswith("Memcpy HtoD") else OTHER
     start = float(event["ts"])
     stream = event.get("args", {}).get("stream", event.get("tid", 0))
     return Span(part, start, start + float(event["dur"]), f"stream {stream}", detail=name)

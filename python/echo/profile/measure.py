@@ -6,6 +6,7 @@ import itertools
 import json
 import statistics
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,17 @@ from echo.profile.timed_pass import now, timed_step
 from echo.profile.timeline import Profile, Step
 from echo.profile.workload import WARM_UP, Workload
 
+_AHEAD = 3  # steps that the host may be ahead of the device, so that no call waits for room in its queue
+_UNUSED = 2  # first steps under the profiler: the first launch takes long there
+
 
 def steps_needed(steps: int, device: str) -> int:
     """How many steps are decoded to measure so many."""
-    return WARM_UP + (steps if device == "cpu" else 2 * steps)
+    return WARM_UP + (steps if device == "cpu" else 2 * steps + _UNUSED)
 
 
 def measure(work: Workload, steps: int) -> Profile:
-    """Decodes; on a GPU twice `steps` steps, first without the profiler.
+    """Decodes; on a GPU `steps` steps twice, first without the profiler.
 
     Raises:
         NotSupported: the profiler saw no step.
@@ -36,7 +40,7 @@ def measure(work: Workload, steps: int) -> Profile:
     with work.runtime(total) as runtime:
         sessions = work.open(runtime, total)
         batches = [work.batch_of(sessions, step) for step in range(total)]
-        warm, timed, profiled = batches[:WARM_UP], batches[WARM_UP:-steps], batches[-steps:]
+        warm, last = batches[:WARM_UP], batches[WARM_UP:]
         step_us, call_us = None, None
         if runtime.device == "cpu":
             for batch in warm:
@@ -45,14 +49,15 @@ def measure(work: Workload, steps: int) -> Profile:
             runtime.capture(work.forward, [work.batch])
             for batch in warm:
                 runtime.step(batch)
-            step_us, call_us = _by_events(runtime, timed)
+            step_us, call_us = _by_events(runtime, last[:steps])
+            last = last[steps:]
         before = _counts(runtime)
         if step_us is None:
-            found = _by_clock(runtime, profiled, work.forward)
+            found = _by_clock(runtime, last, work.forward)
             step_us = statistics.fmean(step.end - step.start for step in found)
         else:
-            found = steps_of(_events(runtime, profiled), work.shape.layers)
-        hits, misses = ((_counts(runtime) - before) / steps).T
+            found = steps_of(_events(runtime, last), work.shape.layers)[-steps:]
+        hits, misses = ((_counts(runtime) - before) / len(last)).T
         return Profile(
             workload=work.describe(),
             device=runtime.device,
@@ -79,8 +84,7 @@ def _by_clock(runtime: Runtime, batches: Sequence[Batch], forward: Forward) -> l
 def _by_events(runtime: Runtime, batches: Sequence[Batch]) -> tuple[float, float]:
     """Medians: microseconds of a step between events, and of its call on the host.
 
-    The calls run ahead of the device where they can; where they cannot, the device waits for them, and that is in the
-    step's time, too.
+    The host keeps ahead of the device if it can; if not, the device waits, and that is in the step's time, too.
     """
     import torch
 
@@ -89,7 +93,8 @@ def _by_events(runtime: Runtime, batches: Sequence[Batch]) -> tuple[float, float
         calls = []
         runtime.synchronize()
         events[0].record()
-        for batch, after in zip(batches, events[1:], strict=True):
+        for number, (batch, after) in enumerate(zip(batches, events[1:], strict=True)):
+            events[max(0, number - _AHEAD)].synchronize()
             start = now()
             runtime.step(batch)
             calls.append(now() - start)
@@ -104,7 +109,8 @@ def _events(runtime: Runtime, batches: Sequence[Batch]) -> list[dict[str, Any]]:
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
+    with warnings.catch_warnings(), torch.profiler.profile(activities=activities) as profiler:
+        warnings.simplefilter("ignore")  # that it forgets after a cycle: this is one
         for batch in batches:
             with torch.profiler.record_function(MARK):
                 runtime.step(batch)
