@@ -6,7 +6,8 @@
 #   demo           echo-kv demo with as long a text as its model takes -> demo.json, demo.png
 #   doctor         echo-kv doctor
 #   bench-recall   bench/test_recall.py -> recall.json (arguments go to pytest: -k, --update-baseline)
-#   bench-score    bench/test_score.py -> score.json, bench-attention -> attention.json, likewise
+#   bench-score    bench/test_score.py -> score.json, bench-attention -> attention.json,
+#                  bench-select -> select.json, likewise
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 set -euo pipefail
@@ -79,7 +80,7 @@ case "$part" in
     build
     "$PYTHON" -m echo.cli doctor
     ;;
-  bench-recall | bench-score | bench-attention)
+  bench-recall | bench-score | bench-attention | bench-select)
     build_bench
     "$PYTHON" -m pytest -p no:cacheprovider --benchmark-only --benchmark-columns=min,median,max \
       "bench/test_${part#bench-}.py" "$@"
@@ -89,7 +90,7 @@ case "$part" in
     "$PYTHON" "bench/${part#bench-}.py" "$@"
     ;;
   *)
-    sed -n '2,11p' "$0"
+    sed -n '2,12p' "$0"
     exit 2
     ;;
 esac
