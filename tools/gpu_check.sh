@@ -7,8 +7,8 @@
 #   doctor         echo-kv doctor
 #   profile        echo-kv profile --synthetic (arguments go to it) -> profile.json, profile-trace.json, profile.png
 #   bench-recall   bench/test_recall.py -> recall.json (arguments go to pytest: -k, --update-baseline)
-#   bench-score    bench/test_score.py -> score.json, bench-attention -> attention.json, bench-layer -> layer.json,
-#                  bench-indexer -> prefetch.json and prefetch.png, likewise
+#   bench-score    bench/test_score.py -> score.json, bench-attention -> attention.json, bench-select -> select.json,
+#                  bench-layer -> layer.json, bench-indexer -> prefetch.json and prefetch.png, likewise
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 set -euo pipefail
@@ -87,7 +87,7 @@ case "$part" in
       --plot "$ECHO_RESULTS/profile.png" "$@"
     "$PYTHON" bench/record.py profile build/profile.json
     ;;
-  bench-recall | bench-score | bench-attention | bench-layer | bench-indexer)
+  bench-recall | bench-score | bench-attention | bench-select | bench-layer | bench-indexer)
     build_bench
     "$PYTHON" -m pytest -p no:cacheprovider --benchmark-only --benchmark-columns=min,median,max \
       "bench/test_${part#bench-}.py" "$@"
