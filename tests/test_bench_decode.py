@@ -75,18 +75,18 @@ def test_every_request_gets_its_tokens_from_real_steps(device):
     for number, one in timed.items():
         rows = stretches[number].steps * len(stretches[number].running) * SHAPE.layers
         # A selected row that an entry shares with another counts once.
-        assert one.hits + one.misses == rows * SHAPE.top_k
-        assert 0 < one.misses < one.hits + one.misses and one.late_misses <= one.misses
+        assert one.counts.hits + one.counts.misses == rows * SHAPE.top_k
+        assert 0 < one.counts.misses < rows * SHAPE.top_k and one.late.misses <= one.counts.misses
         assert one.seconds > 0
 
 
 def test_resident_rows_never_miss(device):
     _, timed = served(device, 3000, 4, resident=True, tokens=2300)
-    assert all(one.misses == 0 and one.hits > 0 for one in timed.values())
+    assert all(one.counts.misses == 0 and one.counts.hits > 0 for one in timed.values())
 
 
 def test_the_same_again_gives_the_same():
-    counts = [[(t.hits, t.misses) for t in served("cpu", 120, 3)[1].values()] for _ in range(2)]
+    counts = [[t.counts for t in served("cpu", 120, 3)[1].values()] for _ in range(2)]
     assert counts[0] == counts[1]
 
 
@@ -99,7 +99,7 @@ def test_a_new_request_starts_without_slots():
     """Its context was another request's, which has ended."""
     load = Load((640,), (5, 5))
     _, timed = served("cpu", 700, 1, load=load)
-    assert timed[0].misses >= SHAPE.top_k and timed[1].misses >= SHAPE.top_k
+    assert timed[0].counts.misses >= SHAPE.top_k and timed[1].counts.misses >= SHAPE.top_k
 
 
 def test_systems_get_the_memory_they_are_said_to():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 import echo
-from echo.bench.figures import Timed, account
+from echo.bench.figures import Counts, Timed, account
 from echo.bench.schedule import Load, draw_load, room_for, sample, schedule
 
 
@@ -59,11 +59,14 @@ def test_equal_outputs_come_in_batches_of_which_some_are_run():
 def test_what_was_not_run_takes_as_long_as_what_was():
     stretches = schedule(Load((10,) * 4, (5,) * 30), most=4)
     times = {0: 1.0, 1: 2.0, 2: 1.5, 7: 0.5}
-    served = account(stretches, {number: Timed(time, 90, 10, 60, 2) for number, time in times.items()})
+    served = account(
+        stretches, {number: Timed(time, Counts(90, 10, 8, 1), Counts(60, 2)) for number, time in times.items()}
+    )
     assert served.seconds == pytest.approx(7 * 1.5 + 0.5) and served.tokens == 150 and served.steps == 40
     assert served.run_seconds == pytest.approx(5.0) and served.run_steps == 20 and served.batch == 150 / 40
     assert served.repeats == 3 and served.spread == pytest.approx(1 / 1.5)
-    assert served.miss_rate == pytest.approx(0.1) and served.late_miss_rate == pytest.approx(2 / 62)
+    assert served.counts == Counts(360, 40, 32, 4) and served.late == Counts(240, 8)
+    assert served.counts.share(served.counts.misses) == 0.1 and Counts().share(0) == 0
     assert served.step_ms == pytest.approx(275)
     assert served.tokens_per_second(0) == pytest.approx(150 / 11)
     assert served.tokens_per_second(25) == pytest.approx(150 / 12)
@@ -71,8 +74,8 @@ def test_what_was_not_run_takes_as_long_as_what_was():
 
 def test_all_that_was_run_counts_as_it_was():
     stretches = schedule(Load((10,) * 2, (5,) * 6), most=2)
-    served = account(stretches, {i: Timed(float(i + 1), 1, 0, 1, 0) for i in range(3)})
-    assert served.seconds == served.run_seconds == 6.0 and served.miss_rate == 0.0
+    served = account(stretches, {i: Timed(float(i + 1), Counts(1), Counts(1)) for i in range(3)})
+    assert served.seconds == served.run_seconds == 6.0
 
 
 def test_contexts_fill_the_host():

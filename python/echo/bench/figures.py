@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,61 @@ PAPER = {325_000: 2.15, 200_000: 3.10, 110_000: 4.12}
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What pools did, all layers together.
+
+    Attributes:
+        hits, misses: entries of selections; misses are rows that a recall fetched.
+        prefetched: rows fetched before that, while the indexer scored.
+        wasted: those of them that were not selected in the same step.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    prefetched: int = 0
+    wasted: int = 0
+
+    @classmethod
+    def of(cls, layers: Iterable[Any]) -> Counts:
+        """The sum of the statistics of layers."""
+        sums = [0, 0, 0, 0]
+        for layer in layers:
+            for i, name in enumerate(("hits", "misses", "prefetched", "prefetched_wasted")):
+                sums[i] += getattr(layer, name, 0)
+        return cls(*sums)
+
+    def __add__(self, other: Counts) -> Counts:
+        """Both together."""
+        return Counts(
+            self.hits + other.hits,
+            self.misses + other.misses,
+            self.prefetched + other.prefetched,
+            self.wasted + other.wasted,
+        )
+
+    def __sub__(self, earlier: Counts) -> Counts:
+        """What was counted since."""
+        return self + Counts(-earlier.hits, -earlier.misses, -earlier.prefetched, -earlier.wasted)
+
+    def share(self, rows: int) -> float:
+        """Of all selected rows."""
+        selected = self.hits + self.misses
+        return rows / selected if selected else 0.0
+
+
+@dataclass(frozen=True)
 class Timed:
     """A stretch that was run.
 
     Attributes:
         seconds: of all steps.
-        hits, misses: entries of selections, all layers; misses are rows fetched.
-        late_hits, late_misses: of the second half of the steps, when pools have filled.
+        counts: of all steps.
+        late: of the second half of them, when pools have filled.
     """
 
     seconds: float
-    hits: int
-    misses: int
-    late_hits: int
-    late_misses: int
+    counts: Counts
+    late: Counts
 
 
 @dataclass(frozen=True)
@@ -43,8 +84,8 @@ class Served:
         run_seconds: their part of `seconds`.
         repeats: how often the most frequent stretch was run.
         spread: of its times, (longest - shortest) / mean.
-        miss_rate: of the steps that were run, rows fetched / rows selected.
-        late_miss_rate: of the second half of each stretch.
+        counts: of the steps that were run.
+        late: of the second half of each stretch.
     """
 
     tokens: int
@@ -55,8 +96,8 @@ class Served:
     run_seconds: float
     repeats: int
     spread: float
-    miss_rate: float
-    late_miss_rate: float
+    counts: Counts
+    late: Counts
 
     @property
     def batch(self) -> float:
@@ -95,17 +136,13 @@ def account(stretches: Sequence[Stretch], timed: Mapping[int, Timed]) -> Served:
         run_seconds=sum(one.seconds for one in runs),
         repeats=len(repeated),
         spread=(max(repeated) - min(repeated)) / (sum(repeated) / len(repeated) or 1.0),
-        miss_rate=_rate(sum(one.hits for one in runs), sum(one.misses for one in runs)),
-        late_miss_rate=_rate(sum(one.late_hits for one in runs), sum(one.late_misses for one in runs)),
+        counts=sum((one.counts for one in runs), Counts()),
+        late=sum((one.late for one in runs), Counts()),
     )
 
 
 def _size(stretch: Stretch) -> tuple[int, int]:
     return len(stretch.running), stretch.steps
-
-
-def _rate(hits: int, misses: int) -> float:
-    return misses / (hits + misses) if hits + misses else 0.0
 
 
 @dataclass(frozen=True)
@@ -131,8 +168,10 @@ class Case:
             "batch_most": served.batch_most,
             "slots": self.system.slots,
             "gpu_bytes": self.gpu,
-            "miss_rate": served.miss_rate,
-            "late_miss_rate": served.late_miss_rate,
+            "miss_rate": served.counts.share(served.counts.misses),
+            "late_miss_rate": served.late.share(served.late.misses),
+            "prefetched_per_selected": served.counts.share(served.counts.prefetched),
+            "prefetched_in_vain_per_selected": served.counts.share(served.counts.wasted),
             "spread": served.spread,
             "repeats": served.repeats,
             "steps": served.steps,

@@ -20,7 +20,7 @@ import torch
 
 import echo
 from echo.bench.drift import Queries
-from echo.bench.figures import Timed
+from echo.bench.figures import Counts, Timed
 from echo.bench.regimes import Regime
 from echo.bench.schedule import Load, Stretch, blocks, room_for
 
@@ -142,13 +142,12 @@ class Server:
             self.runtime.synchronize()
             seconds += self._clock() - started
             counts.append(self._counts())
-        (hits, misses), (half_hits, half_misses), (all_hits, all_misses) = counts
-        return Timed(seconds, all_hits - hits, all_misses - misses, all_hits - half_hits, all_misses - half_misses)
+        before, half, after = counts
+        return Timed(seconds, after - before, after - half)
 
-    def _counts(self) -> tuple[int, int]:
+    def _counts(self) -> Counts:
         self.runtime.synchronize()
-        layers = self.runtime.stats().layers
-        return sum(layer.hits for layer in layers), sum(layer.misses for layer in layers)
+        return Counts.of(self.runtime.stats().layers)
 
     def _make_arrays(self, shape: echo.ModelShape, most: int) -> None:
         device = self.runtime.device

@@ -22,6 +22,8 @@ import echo
 from echo.bench.schedule import Load, Stretch, blocks, schedule
 
 SYSTEMS = ("resident", "resident-total", "per-request", "echo", "echo-prefetch")
+_SETTINGS = {"echo-prefetch": {"prefetch": "on"}}
+_PLAIN = {"prefetch": "off"}  # of all others
 _MAPS = ("slot_of", "host_of", "stamp", "free_slots")
 
 
@@ -57,7 +59,7 @@ class System:
 
 def known(name: str) -> bool:
     """Whether this version of the runtime can be that system."""
-    return name != "echo-prefetch" or _has_setting("prefetch")
+    return set(_SETTINGS.get(name, ())) <= _runtime_settings()
 
 
 def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> System:
@@ -68,8 +70,7 @@ def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> Sys
     )
     if pool < least:
         raise echo.InvalidArgument(f"pools: {pool:,} slots given, {name} needs {least:,} for a request")
-    prefetch = "on" if name == "echo-prefetch" else "off"
-    settings = (("prefetch", prefetch),) if _has_setting("prefetch") else ()
+    settings = tuple(pair for pair in _SETTINGS.get(name, _PLAIN).items() if pair[0] in _runtime_settings())
     if name == "resident":
         return System(name, pool, pool, contexts, pool, settings)
     if name == "resident-total":
@@ -102,5 +103,5 @@ def _held(load: Load, stretch: Stretch) -> int:
     return sum(load.lengths[one.context] + load.outputs[one.request] for one in stretch.running)
 
 
-def _has_setting(name: str) -> bool:
-    return any(field.name == name for field in echo.config_fields())
+def _runtime_settings() -> set[str]:
+    return {field.name for field in echo.config_fields()}
