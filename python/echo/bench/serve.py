@@ -24,6 +24,7 @@ from echo.bench.figures import Counts, Timed
 from echo.bench.regimes import Regime
 from echo.bench.schedule import Load, Stretch, blocks, room_for
 
+_WARM_UP = 8  # steps of each size before any is timed
 _CHUNK = 8192  # tokens that are filled in one pass
 _SPREAD = 1 << 16  # rows of a table more than are read at once: where they are read from changes
 
@@ -102,6 +103,7 @@ class Server:
         """
         numbers = sorted(chosen)
         self.runtime.capture(self._forward, sorted({len(stretches[number].running) for number in numbers}))
+        self._warm_up([stretches[number] for number in numbers], resident)
         timed = {}
         for number in numbers:
             stretch = stretches[number]
@@ -109,6 +111,14 @@ class Server:
             timed[number] = self._run(stretch.steps)
             self._close(stretch)
         return timed
+
+    def _warm_up(self, stretches: Sequence[Stretch], resident: bool) -> None:
+        """A few steps of each size; their requests are gone then."""
+        for running in {len(stretch.running): stretch.running for stretch in stretches}.values():
+            alone = Stretch(_WARM_UP, running, len(running), tuple(range(len(running))))
+            self._open(alone, resident)
+            self._advance(min(_WARM_UP, self._room))
+            self._close(alone)
 
     def _open(self, stretch: Stretch, resident: bool) -> None:
         """The new requests, behind those that are running."""
@@ -131,19 +141,22 @@ class Server:
         self._running = [self._running[row] for row in kept]
 
     def _run(self, steps: int) -> Timed:
-        batch = echo.Batch(list(self._running), [0] * len(self._running))
         counts = [self._counts()]
         seconds = 0.0
         for part in (steps - steps // 2, steps // 2):
             started = self._clock()
-            for _ in range(part):
-                self._queries.advance(len(self._running))
-                self.runtime.step(batch)
+            self._advance(part)
             self.runtime.synchronize()
             seconds += self._clock() - started
             counts.append(self._counts())
         before, half, after = counts
         return Timed(seconds, after - before, after - half)
+
+    def _advance(self, steps: int) -> None:
+        batch = echo.Batch(list(self._running), [0] * len(self._running))
+        for _ in range(steps):
+            self._queries.advance(len(self._running))
+            self.runtime.step(batch)
 
     def _counts(self) -> Counts:
         self.runtime.synchronize()
