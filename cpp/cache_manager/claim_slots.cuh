@@ -63,30 +63,53 @@ __device__ inline ClaimPlace claim_place(const LayerView& layer, std::int32_t no
   return {static_cast<std::int32_t>(first), static_cast<std::int32_t>(min(share, std::uint32_t{kClaimers}))};
 }
 
-/// The slot `passed` places behind the first of the windows, at most two turns of the pool.
-__device__ inline Sight look_at(const LayerView& layer, const RowScores& scores, std::int32_t now,
-                                const ClaimPlace& place, std::uint32_t passed) {
+/// What there is in the slot `passed` places behind the first of the windows, at most two turns of the pool.
+__device__ inline Sight read_slot(const LayerView& layer, const ClaimPlace& place, std::uint32_t passed) {
   const auto slots = static_cast<std::uint32_t>(layer.slots);
   std::uint32_t slot = static_cast<std::uint32_t>(place.first) + passed % slots;
   slot -= slot < slots ? 0U : slots;
   Sight sight;
-  sight.stamp = stamp_word(layer, static_cast<std::int32_t>(slot)).load(cuda::memory_order_relaxed);
-  sight.row = host_word(layer, static_cast<std::int32_t>(slot)).load(cuda::memory_order_relaxed);
-  if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
-    sight.slot = static_cast<std::int32_t>(slot);
-    sight.candidate = {scores.distance(sight.row), now - sight.stamp};
-  }
+  sight.slot = static_cast<std::int32_t>(slot);
+  sight.stamp = stamp_word(layer, sight.slot).load(cuda::memory_order_relaxed);
+  sight.row = host_word(layer, sight.slot).load(cuda::memory_order_relaxed);
   return sight;
 }
 
-/// What a claimer sees of the first window: nothing, if the layer has not needed slots lately.
+/// Whether it may be taken, and how cold it is.
+__device__ inline void judge(const RowScores& scores, std::int32_t now, Sight& sight) {
+  if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
+    sight.candidate = {scores.distance(sight.row), now - sight.stamp};
+  } else {
+    sight.slot = kNone;
+  }
+}
+
+__device__ inline Sight look_at(const LayerView& layer, const RowScores& scores, std::int32_t now,
+                                const ClaimPlace& place, std::uint32_t passed) {
+  Sight sight = read_slot(layer, place, passed);
+  judge(scores, now, sight);
+  return sight;
+}
+
+/// What a claimer sees of the first window: nothing, if the layer has not needed slots lately. Also reads how many
+/// slots are free. All of that is under way together, and the first look of the block at its layer.
 __device__ inline Sight look_ahead(const LayerView& layer, const RowScores& scores, std::int32_t now,
-                                   const ClaimPlace& place, std::int32_t claimer) {
-  const std::int32_t missed = AtomicWord(layer.replacement->missed).load(cuda::memory_order_relaxed);
-  if (claimer >= place.window || now - missed > kExpectMisses) {
+                                   const ClaimPlace& place, std::int32_t claimer, ClaimShared& shared) {
+  if (claimer >= place.window) {
     return {};
   }
-  return look_at(layer, scores, now, place, static_cast<std::uint32_t>(claimer));
+  const std::int32_t missed = AtomicWord(layer.replacement->missed).load(cuda::memory_order_relaxed);
+  const std::int32_t free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
+  Sight sight = read_slot(layer, place, static_cast<std::uint32_t>(claimer));
+  if (now - missed <= kExpectMisses) {
+    judge(scores, now, sight);
+  } else {
+    sight = {};
+  }
+  if (claimer == 0) {
+    shared.free = free;
+  }
+  return sight;
 }
 
 /// Finds the level down to which `quota` slots go. By one warp.
