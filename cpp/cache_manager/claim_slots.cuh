@@ -3,14 +3,14 @@
 // fetch. Any number of blocks may do so at the same time; each begins at a place of its own in the pool.
 //
 // Free slots are popped together. Then, window by window: a thread per slot reads stamp and host row (coalesced) and
-// the row's score (three dependent loads, mostly from the L2 cache), a histogram of coldness in shared memory says down
+// the row's score (two dependent loads, mostly from the L2 cache), a histogram of coldness in shared memory says down
 // to which level slots go, and those threads claim theirs by compare-and-swap. The first window is looked at ahead,
 // while the other half looks rows up: the chain of loads is longer than all the rest. Who loses a slot to another block
 // leaves a gap that a later window fills. Behind the planned windows the block makes one turn of the pool for whatever
 // may be taken; a slot that was passed then can never be taken again within the call, so one turn proves that none is
 // left. The CPU's hand is a number that is kept; here it follows from tick and block, so that no block waits to read
-// it. The claimers never touch host memory: what waits for the link would hold them up. Cost (estimated): 1 us for a
-// window that was looked at ahead, 3 us for any other.
+// it. The claimers do not touch host memory before they are done: what waits for the link would hold them up. Cost on
+// an H200: 2 us from the list of missing rows to their slots, for a window that was looked at ahead.
 
 #include "cache_manager/residency.cuh"
 #include "cache_manager/row_scores.hpp"

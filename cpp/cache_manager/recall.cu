@@ -3,15 +3,15 @@
 //
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
 // Half of the warps
-//   look up       three dependent loads per entry (selection, block table, slot_of) and one atomic maximum,
+//   look up       what its entries name (look_up_rows.cuh), and write the slots of hits,
 //   list misses   in order, in shared memory,
 //   start rows    from host memory into registers, before there is a slot for them,
-//   copy          those to their slots, then the rest (copy_rows.cuh),
-//   wait          for rows that other blocks fetch, and write the slots of their entries;
-// the other half finds slots meanwhile (claim_slots.cuh).
+//   copy          those to their slots, then the rest (copy_rows.cuh), when it is the block's turn,
+//   wait          for rows that other blocks fetch;
+// the other half finds slots meanwhile (claim_slots.cuh), then helps to copy.
 // The first blocks append the new rows of the pass, if kv is given (append_rows.cuh). Entries that select those wait
-// for them: for blocks that started before their own.
-// Cost on an H200 (bench/results/recall.json): 4.8 us for 26,624 hits; 23, 75 and 248 us with 533, 2,665 and 13,312
+// for them: for blocks that started before their own. The launch may overlap the end of the kernel before it.
+// Cost on an H200 (bench/results/recall.json): 3.7 us for 26,624 hits; 20, 64 and 206 us with 533, 2,665 and 13,312
 // misses among them.
 #include <algorithm>
 

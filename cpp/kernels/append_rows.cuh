@@ -1,11 +1,12 @@
 #pragma once
-// append_rows: new KV rows in their stored format, to their host rows (the backup) and to their slots, by one block.
+// append_rows: new KV rows in their stored format, to their slots and to their host rows (the backup).
 //
-// A warp per row. First the maps: rows that have a slot keep it, the others get one (claim_slots). Then lanes encode in
-// step, so that each of their 4-byte words lies next to its neighbour's: stores are 128 bytes wide, also across the
-// link. FP8: a round per group of 128 elements, four per lane, whose maximum is found by shuffles. Slot and host row
-// get the same words. Cost: a decode step's rows are a few kilobytes, so this is a launch and a claim; 512 rows of a
-// prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate, without being waited for.
+// A warp per row and place; both get the same words. For the slots, first the maps: rows that have one keep it, the
+// others get one (claim_slots). In a launch that others wait in, other blocks write the host rows: a fence behind
+// stores to the host waits until they have arrived. Lanes encode in step, so that each of their 4-byte words lies next
+// to its neighbour's: stores are 128 bytes wide, also across the link. FP8: groups of 128 elements, four per lane,
+// whose maximum is found by shuffles. Cost: a decode step's rows are a few kilobytes, so this is a launch and a claim;
+// 512 rows of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate, without being waited for.
 
 #include "cache_manager/claim_slots.cuh"
 #include "kernels/elements.cuh"
