@@ -21,6 +21,7 @@
 #include "kernels/score.hpp"
 #include "kernels/score_sm90.hpp"
 #include "kernels/select.hpp"
+#include "kernels/select_cluster.hpp"
 #include "runtime/backends.hpp"
 
 namespace echo {
@@ -89,6 +90,9 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
     }
   }
   score_sm90_ = own_kernels_ && prepare_score_sm90(sizes.shape, device_);
+  if (own_kernels_) {
+    select_cluster_ = plan_select_cluster(device_);
+  }
   Scratch& scratch = scratch_.emplace(device_memory_, sizes);
   fill(scratch.data(), 0, scratch.bytes());
 }
@@ -196,6 +200,9 @@ void CudaBackend::score(const ScoreParams& params) {
 
 void CudaBackend::select(const SelectParams& params) {
   const DeviceGuard guard(device_);
+  if (fits_select_cluster(params, select_cluster_)) {
+    return launch_select_cluster(params, select_cluster_, context());
+  }
   launch_select(params, context());
 }
 

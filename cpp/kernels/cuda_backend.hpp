@@ -17,6 +17,7 @@
 #include "kernels/launch.hpp"
 #include "kernels/pinned_memory.hpp"
 #include "kernels/scratch.hpp"
+#include "kernels/select_cluster.hpp"
 #include "kernels/staging_ring.hpp"
 #include "runtime/backend.hpp"
 
@@ -93,6 +94,7 @@ class CudaBackend final : public Backend {
   StagingRing staging_;
   std::optional<Scratch> scratch_;
   bool score_sm90_ = false;                 ///< which kernel scores
+  SelectClusterPlan select_cluster_;        ///< how select runs, if it can run that way
   AttendClusterPlan attend_cluster_;        ///< how attend runs, if it can run that way
   std::vector<LayerView> released_layers_;  ///< what lies in the scratch for release
   std::deque<Event> marks_;                 ///< those not known to be done, oldest first

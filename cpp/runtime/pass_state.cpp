@@ -4,6 +4,7 @@
 #include <string>
 
 #include "echo/errors.hpp"
+#include "runtime/verb_range.hpp"
 
 namespace echo {
 
@@ -45,6 +46,7 @@ ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> 
 }
 
 void ForwardPass::State::begin() {
+  const VerbRange range("begin");
   backend.begin({.step = step, .host_blocks = plan.host_blocks});
   active = true;
   appended.assign(static_cast<std::size_t>(layers()), false);
@@ -61,6 +63,7 @@ void ForwardPass::State::finish() {
                        " was not appended to");
     }
   }
+  const VerbRange range("commit");
   backend.commit({.step = step,
                   .layers = layers(),
                   .kth_score = device.kth_score(),

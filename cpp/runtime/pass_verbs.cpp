@@ -1,10 +1,12 @@
 // What the verbs of a pass tell the backend, and what they leave to remember.
 
 #include "runtime/pass_state.hpp"
+#include "runtime/verb_range.hpp"
 
 namespace echo {
 
 void ForwardPass::State::append(std::int32_t layer, const Array& kv, const Array& index_key) {
+  const VerbRange range("append", layer);
   if (kv || index_key) {
     backend.append({.layer = device.layer(layer),
                     .step = step,
@@ -21,6 +23,7 @@ void ForwardPass::State::append(std::int32_t layer, const Array& kv, const Array
 
 void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const Array& index_weights,
                                const BlockView& block) {
+  const VerbRange range("score", layer);
   backend.score({.layer = device.layer(layer),
                  .step = step,
                  .block = block,
@@ -36,6 +39,7 @@ void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const A
 }
 
 void ForwardPass::State::select(std::int32_t layer, const BlockView& block) {
+  const VerbRange range("select", layer);
   backend.select({.step = step,
                   .block = block,
                   .shape = shape,
@@ -49,6 +53,7 @@ void ForwardPass::State::select(std::int32_t layer, const BlockView& block) {
 
 void ForwardPass::State::recall(std::int32_t layer, const BlockView& block, const std::int32_t* positions,
                                 const Array& kv) {
+  const VerbRange range("recall", layer);
   // Scores of another layer, of other rows, or of another selection say nothing about these rows.
   const bool scored = ranked && scored_layer == layer && scored_block == block.tick_offset;
   const bool own = scored && positions == selection_of(block);
@@ -72,6 +77,7 @@ void ForwardPass::State::recall(std::int32_t layer, const BlockView& block, cons
 
 void ForwardPass::State::attend(std::int32_t layer, const Array& q, float scale, const Array& out,
                                 const BlockView& block) {
+  const VerbRange range("attend", layer);
   backend.attend({.layer = device.layer(layer),
                   .block = block,
                   .shape = shape,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import echo
-from echo import demo, doctor, plan, policies, record, replay
+from echo import demo, doctor, plan, policies, profile, record, replay
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_command(commands)
     plan.add_command(commands)
     doctor.add_command(commands)
+    profile.add_command(commands)
     record.add_command(commands)
     replay.add_command(commands)
     policies.add_command(commands)
