@@ -71,6 +71,9 @@ CudaBackend::CudaBackend(int device, bool own_kernels)
       pinned_memory_(device) {
   require_device_code(device);
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
+  int major = 0;
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  early_launches_ = major >= 9;
 }
 
 CudaBackend::~CudaBackend() { retire(); }
@@ -242,12 +245,7 @@ void CudaBackend::release(std::span<const LayerView> layers, std::span<const Row
     staging_.upload(memory.layers(), layers.data(), layers.size_bytes(), stream_);
     released_layers_.assign(layers.begin(), layers.end());
   }
-  for (std::size_t first = 0; first < runs.size(); first += Scratch::kReleaseRuns) {
-    const std::size_t count = std::min<std::size_t>(Scratch::kReleaseRuns, runs.size() - first);
-    staging_.upload(memory.runs(), runs.data() + first, count * sizeof(RowRun), stream_);
-    launch_release(memory.layers(), static_cast<std::int32_t>(layers.size()), memory.runs(),
-                   static_cast<std::int32_t>(count), context());
-  }
+  launch_release(memory.layers(), static_cast<std::int32_t>(layers.size()), runs, context());
 }
 
 void CudaBackend::synchronize() {

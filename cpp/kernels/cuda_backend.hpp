@@ -68,7 +68,7 @@ class CudaBackend final : public Backend {
   std::function<void()> capture(const std::function<void()>& body) override;
 
  private:
-  LaunchContext context() const { return {stream_, multiprocessors_, errors_.view()}; }
+  LaunchContext context() const { return {stream_, multiprocessors_, errors_.view(), early_launches_}; }
   /// The working memory. StateError before prepare, and InvalidArgument where a call exceeds what
   /// was prepared for.
   const Scratch& scratch() const;
@@ -83,6 +83,7 @@ class CudaBackend final : public Backend {
   bool own_kernels_;
   std::string name_;
   int multiprocessors_ = 0;
+  bool early_launches_ = false;
   Stream own_stream_;
   cudaStream_t stream_;
   Stream counter_stream_;  ///< beside the steps

@@ -112,7 +112,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("stamp", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("free_slots", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1,
-         "hands, free slots, latest misses");
+         "hands, free slots, latest misses, copies");
   device("counters", static_cast<std::int64_t>(sizeof(LayerCounters)) * layers, 1,
          "hits, misses, evictions, appended, lost races");
   device("scores", plan.block_rows * plan.config.max_context * 4, 1,
