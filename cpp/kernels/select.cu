@@ -17,8 +17,10 @@ namespace {
 
 using namespace top_k;
 
+constexpr int kThreads = 1024;
+
 struct Shared {
-  std::int32_t histogram[kBins];
+  alignas(16) std::int32_t histogram[kBins];
   Scan scan;
 };
 
@@ -34,20 +36,20 @@ __global__ __launch_bounds__(kThreads, 1) void select_rows(SelectParams p, Kerne
     length = 0;
   }
   if (length < k) {
-    return write_all(length, k, selection);
+    return write_all<kThreads>(length, k, selection);
   }
   const Part whole{0, length};
   const auto histogram = [&](int shift, std::uint32_t digit_mask, std::uint32_t known, std::uint32_t mask) {
-    clear(shared.histogram);
+    clear<kThreads>(shared.histogram);
     __syncthreads();
-    count_digits(scores, whole, known, mask, shift, digit_mask, shared.histogram);
+    count_digits<kThreads>(scores, whole, known, mask, shift, digit_mask, shared.histogram);
     __syncthreads();
     return shared.histogram;
   };
-  const Cut cut = find_cut(k, shared.scan, histogram);
+  const Cut cut = find_cut<kThreads>(k, shared.scan, histogram);
   Counts total{};
-  const Counts before = count_taken(scores, whole, cut.key, total, shared.scan.sums);
-  write_taken(scores, whole, cut, before, selection);
+  const Counts before = count_taken<kThreads>(scores, whole, cut.key, total, shared.scan.sums);
+  write_taken<kThreads>(scores, whole, cut, before, selection);
   if (threadIdx.x == 0) {
     p.kth_score[row] = value_of_key(cut.key);
   }

@@ -2,12 +2,12 @@
 // top-k, and the first block selects from it (select_list.cuh).
 //
 // The list is score's, where it has one for the row that is known to be whole; then the other blocks leave at once.
-// Else each block finds the same bound from a sample of the row (select_gather.cuh), lists what reaches it in its part
-// and adds that to the first block's list, over distributed shared memory: one read of the scores. If the list comes
-// out too short or too long (many ties, or scores that the sample says nothing about), the cluster searches all
-// scores: is the bound the k-th score itself? Else three digits as in select.cu, from histograms over the
-// cluster; then blocks count and write their parts in order. Bits do not depend on the way taken.
-// Shared memory: the list (64 KB for k up to 2048), a bit per position, two histograms; one block per multiprocessor.
+// Else each block finds the same bound from a sample of the row (select_gather.cuh) and adds what reaches it in its
+// part to the first block's list, over distributed shared memory: one read of the scores. If the list comes out too
+// short or too long (many ties, or scores that the sample says nothing about), the cluster searches all scores: is the
+// bound the k-th score itself? Else three digits as in select.cu, from histograms over the cluster; then blocks count
+// and write their parts in order. Bits do not depend on the way taken.
+// Shared memory: the list (64 KB for k up to 2048), 10 bits per 8 positions, a histogram.
 #include "kernels/select_cluster.hpp"
 
 #include <algorithm>
@@ -23,34 +23,57 @@ namespace {
 
 using namespace top_k;
 
+constexpr int kThreads = kListThreads;
 constexpr std::int32_t kLargestCluster = 16;
-constexpr std::int32_t kLargestK = 2 * kBins;  ///< what fits into the histograms, sorted
+constexpr std::int32_t kLargestK = 4096;
 
 /// Sizes that the host chooses; the arrays follow Shared in this order.
 struct Layout {
-  std::int32_t capacity;  ///< entries of the list
+  std::int32_t capacity;  ///< entries of the list; while all scores are searched, the histogram of the cluster
   std::int32_t groups;    ///< of the bitmap
+  std::int32_t sorted;    ///< words of the block's histogram, or of the sorted selection
 
   std::size_t bytes() const;
 };
 
 struct alignas(16) Shared {
-  std::int32_t histograms[2][kBins];  ///< this block's, the cluster's; in the end the sorted selection
   ListSearch search;
   Scan scan;
-  std::int32_t listed;  ///< tokens in the list, or that should be there
-  std::int32_t first;   ///< place of this block's tokens in the first block's list
+  std::uint32_t bounds[kListWarps];
+  ptx::Mbarrier filled;    ///< the first block's: the list is complete
+  ptx::Mbarrier answered;  ///< the others': `do_search` is there
+  std::uint64_t do_search;
+  std::int32_t listed;  ///< tokens in the first block's list, or that should be there
   Counts counts[kLargestCluster];
-
-  __device__ std::int32_t* sorted() { return histograms[0]; }
 };
-static_assert(sizeof(Shared::histograms) >= kLargestK * sizeof(std::int32_t));
 
 std::size_t Layout::bytes() const {
-  const auto per_group = sizeof(std::uint16_t) + kGroupWords * sizeof(std::uint32_t);
+  constexpr std::size_t kPerGroup = sizeof(std::uint64_t) + sizeof(std::uint16_t);
   return sizeof(Shared) + static_cast<std::size_t>(capacity) * sizeof(std::uint64_t) +
-         static_cast<std::size_t>(groups) * per_group;
+         static_cast<std::size_t>(sorted) * sizeof(std::int32_t) + static_cast<std::size_t>(groups) * kPerGroup;
 }
+
+/// Shared memory of a block.
+struct Memory {
+  Shared& shared;
+  std::uint64_t* entries;
+  std::int32_t capacity;
+  std::int32_t* histogram;
+  Bitmap bitmap;
+
+  __device__ Memory(std::byte* begin, const Layout& layout, std::int32_t length)
+      : shared(*reinterpret_cast<Shared*>(begin)),
+        entries(reinterpret_cast<std::uint64_t*>(begin + sizeof(Shared))),
+        capacity(layout.capacity),
+        histogram(reinterpret_cast<std::int32_t*>(entries + layout.capacity)) {
+    auto* groups = reinterpret_cast<std::uint64_t*>(histogram + layout.sorted);
+    const std::int32_t used = (length + kGroupBits - 1) / kGroupBits;
+    bitmap = {groups, reinterpret_cast<std::uint16_t*>(groups + layout.groups),
+              (used + Bitmap::kOwn - 1) / Bitmap::kOwn * Bitmap::kOwn};
+  }
+
+  __device__ std::int32_t* cluster_histogram() const { return reinterpret_cast<std::int32_t*>(entries); }
+};
 
 /// A row that selects from at least k tokens, and this block's place in its cluster.
 struct Row {
@@ -74,7 +97,7 @@ struct Row {
 /// What score left for a row; `found` is 0 without sifting. Loads its first tokens before it is known how many there
 /// are, so that all is one wait.
 struct Sifted {
-  static constexpr std::int32_t kEarly = 4;  ///< of a thread
+  static constexpr std::int32_t kEarly = 8;  ///< of a thread
 
   const ScoredToken* tokens = nullptr;
   std::uint64_t bounds = 0;
@@ -103,16 +126,21 @@ struct Sifted {
     return bounds != 0U && compared == row.length && found >= row.k && found <= capacity;
   }
 
-  __device__ void list(std::int32_t length, std::uint64_t* entries) const {
+  /// Lists the tokens and counts them by coarse bins.
+  __device__ void list(std::int32_t length, std::uint64_t* entries, std::int32_t* histogram) const {
+    const auto bound = static_cast<std::uint32_t>(bounds);
 #pragma unroll
     for (std::int32_t i = 0; i < kEarly; ++i) {
       const std::int32_t at = static_cast<std::int32_t>(threadIdx.x) + i * kThreads;
       if (at < found) {
         entries[at] = entry(early[i], length);
+        atomicAdd(histogram + coarse_bin(early[i].key - bound), 1);
       }
     }
+#pragma unroll 1
     for (std::int32_t at = static_cast<std::int32_t>(threadIdx.x) + kEarly * kThreads; at < found; at += kThreads) {
       entries[at] = entry(tokens[at], length);
+      atomicAdd(histogram + coarse_bin(tokens[at].key - bound), 1);
     }
   }
 
@@ -122,47 +150,41 @@ struct Sifted {
   }
 };
 
-/// Finds a bound and lists, in the first block, all tokens of the row that reach it. Returns how many there are, and in
-/// `bound` the key that they reach. Ends with a barrier of the cluster half passed: the first block has to wait for it.
-__device__ std::int32_t list_row(const Row& row, Shared& shared, const List& list, std::uint32_t& bound) {
-  if (threadIdx.x == 0) {
-    shared.listed = 0;
-  }
+/// Lists, in the first block, the tokens of the row that reach a bound, which it finds.
+__device__ void list_row(const Row& row, const Memory& memory, std::uint32_t& bound) {
+  Shared& shared = memory.shared;
   const Part part = row.part();
+  const ClusterList list{memory.entries, &shared.listed, &shared.filled, memory.capacity, row.rank == 0};
+  if (row.length <= memory.capacity) {
+    bound = 0U;
+    if (threadIdx.x == 0 && row.rank == 0) {
+      shared.listed = row.length;
+    }
+    list_all(row.scores, part, list);
+    return;
+  }
+  const Sampling sampling = sampling_of(row.length, row.k);
+  const Best best = sample(row.scores, row.length, sampling);
   Batch batch;
   batch.load(row.scores, part.begin, part.end);
-  Bound reach{0.0F, true};
-  bound = 0U;
-  if (row.length > list.capacity) {
-    const int strata_bits = strata_bits_of(row.length);
-    const std::int32_t samples = 2 << strata_bits;
-    sample(row.scores, row.length, strata_bits, list.entries);
-    __syncthreads();
-    const std::uint64_t least = kth_largest(list.entries, samples, bound_rank(samples, row.length, row.k),
-                                            shared.search, shared.scan, shared.histograms[0]);
-    bound = key_of(least);
-    reach = {value_of_key(bound), false};
-  }
-  __syncthreads();
-  ptx::cluster_release();  // this block's list begins; it held the sample before
-  list_part(batch, row.scores, part, reach, list);
-  ptx::cluster_acquire();
+  bound = bound_of(best, sampling.rank, shared.bounds);
+  list_part(batch, row.scores, part, value_of_key(bound), list);
+}
+
+/// Whether the list does not do, so that all scores have to be searched. The first block finds out and tells the
+/// others; it has the whole list then.
+__device__ bool has_to_search(const Row& row, const Memory& memory) {
+  Shared& shared = memory.shared;
   if (row.rank != 0) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      shared.first = atomicAdd(ptx::of_block(list.count, 0), *list.count);
-    }
-    __syncthreads();
-    std::uint64_t* common = ptx::of_block(list.entries, 0);
-    const std::int32_t count = min(*list.count, list.capacity - shared.first);
-    for (auto i = static_cast<std::int32_t>(threadIdx.x); i < count; i += kThreads) {
-      common[shared.first + i] = list.entries[i];
-    }
+    shared.answered.wait_cluster(0);
+    return shared.do_search != 0U;
   }
-  ptx::cluster_sync();
-  const std::int32_t listed = *ptx::of_block(list.count, 0);
-  ptx::cluster_release();
-  return listed;
+  shared.filled.wait_cluster(0);
+  const bool search = shared.listed < row.k || shared.listed > memory.capacity;
+  if (threadIdx.x > 0 && threadIdx.x < row.blocks) {
+    ptx::store_async(&shared.do_search, threadIdx.x, search ? 1U : 0U, shared.answered);
+  }
+  return search;
 }
 
 /// Tells all blocks what each has; returns what the blocks before this one have, `total` becomes that of all.
@@ -182,82 +204,98 @@ __device__ Counts exchange(const Row& row, Counts own, Counts& total, Shared& sh
 }
 
 /// The histogram of a digit over the whole row: each block adds up a part of the bins and tells all others.
-__device__ const std::int32_t* merged_histogram(const Row& row, Shared& shared, int shift, std::uint32_t digit_mask,
-                                                std::uint32_t known, std::uint32_t mask) {
-  clear(shared.histograms[0]);
+__device__ const std::int32_t* merged_histogram(const Row& row, const Memory& memory, int shift,
+                                                std::uint32_t digit_mask, std::uint32_t known, std::uint32_t mask) {
+  clear<kThreads>(memory.histogram);
   __syncthreads();
-  count_digits(row.scores, row.part(), known, mask, shift, digit_mask, shared.histograms[0]);
+  count_digits<kThreads>(row.scores, row.part(), known, mask, shift, digit_mask, memory.histogram);
   ptx::cluster_sync();
   const std::uint32_t bins = kBins / row.blocks;
   for (std::uint32_t i = threadIdx.x; i < bins; i += kThreads) {
     const std::uint32_t bin = row.rank * bins + i;
     std::int32_t sum = 0;
     for (std::uint32_t rank = 0; rank < row.blocks; ++rank) {
-      sum += *ptx::of_block(&shared.histograms[0][bin], rank);
+      sum += *ptx::of_block(memory.histogram + bin, rank);
     }
     for (std::uint32_t rank = 0; rank < row.blocks; ++rank) {
-      *ptx::of_block(&shared.histograms[1][bin], rank) = sum;
+      *ptx::of_block(memory.cluster_histogram() + bin, rank) = sum;
     }
   }
   ptx::cluster_sync();
-  return shared.histograms[1];
+  return memory.cluster_histogram();
 }
 
 /// Selects from all scores. `guess`: a key that may be the k-th.
-__device__ void search_all(const Row& row, std::uint32_t guess, Shared& shared) {
+__device__ void search_all(const Row& row, std::uint32_t guess, const Memory& memory) {
+  Shared& shared = memory.shared;
   const Part part = row.part();
   Cut cut{guess, 0};
   Counts own{};
   Counts total{};
-  Counts in_block = count_taken(row.scores, part, guess, own, shared.scan.sums);
+  Counts in_block = count_taken<kThreads>(row.scores, part, guess, own, shared.scan.sums);
   Counts in_row = exchange(row, own, total, shared);
   cut.equal = row.k - total.larger;
   if (cut.equal < 1 || cut.equal > total.equal) {
-    cut =
-        find_cut(row.k, shared.scan, [&](int shift, std::uint32_t digit_mask, std::uint32_t known, std::uint32_t mask) {
-          return merged_histogram(row, shared, shift, digit_mask, known, mask);
-        });
-    in_block = count_taken(row.scores, part, cut.key, own, shared.scan.sums);
+    const auto histogram = [&](int shift, std::uint32_t digit_mask, std::uint32_t known, std::uint32_t mask) {
+      return merged_histogram(row, memory, shift, digit_mask, known, mask);
+    };
+    cut = find_cut<kThreads>(row.k, shared.scan, histogram);
+    in_block = count_taken<kThreads>(row.scores, part, cut.key, own, shared.scan.sums);
     in_row = exchange(row, own, total, shared);
   }
   const Counts before{in_row.larger + in_block.larger, in_row.equal + in_block.equal};
-  write_taken(row.scores, part, cut, before, row.selection);
+  write_taken<kThreads>(row.scores, part, cut, before, row.selection);
   if (row.rank == 0 && threadIdx.x == 0) {
     *row.kth_score = value_of_key(cut.key);
   }
 }
 
-__device__ void select_row(const Row& row, const Sifted& sifted, bool whole, const Layout& layout, std::byte* memory) {
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
-  auto* entries = reinterpret_cast<std::uint64_t*>(memory + sizeof(Shared));
-  auto* words = reinterpret_cast<std::uint32_t*>(entries + layout.capacity);
-  const Bitmap bitmap{words, reinterpret_cast<std::uint16_t*>(words + layout.groups * kGroupWords),
-                      (row.length + kGroupBits - 1) / kGroupBits};
+/// What blocks have to find in each other's memory before they write there.
+__device__ void prepare(Shared& shared, std::uint32_t rank, std::uint32_t blocks) {
+  if (threadIdx.x == 0) {
+    shared.listed = 0;
+    shared.search.few_count = 0;
+    shared.filled.init(blocks * kListWarps);
+    shared.answered.init(1);
+    ptx::fence_mbarrier_init();
+    if (rank != 0) {
+      ptx::arrive_expecting(shared.answered, rank, sizeof(shared.do_search));
+    }
+    ptx::cluster_fence();
+  }
+  __syncwarp();
+  ptx::cluster_arrive();
+}
+
+__device__ void select_row(const Row& row, const Sifted& sifted, bool whole, const Memory& memory) {
+  Shared& shared = memory.shared;
   if (row.rank == 0) {
-    bitmap.clear();
+    memory.bitmap.clear();
+    clear<kThreads>(memory.histogram);
   }
   std::int32_t listed = sifted.found;
+  auto bound = static_cast<std::uint32_t>(sifted.bounds);
   if (whole) {
-    sifted.list(row.length, entries);
     __syncthreads();
+    sifted.list(row.length, memory.entries, memory.histogram);
   } else {
-    std::uint32_t bound = 0;
-    listed = list_row(row, shared, {entries, &shared.listed, layout.capacity}, bound);
-    if (listed < row.k || listed > layout.capacity) {
-      ptx::cluster_acquire();
-      return search_all(row, bound, shared);
+    list_row(row, memory, bound);
+    if (has_to_search(row, memory)) {
+      return search_all(row, bound, memory);
     }
     if (row.rank != 0) {
       return;
     }
+    listed = shared.listed;
+    count_list(memory.entries, listed, bound, memory.histogram);
   }
-  const std::uint64_t least = kth_largest(entries, listed, row.k, shared.search, shared.scan, shared.histograms[0]);
-  write_in_order(entries, listed, least, row.k, bitmap, shared.scan.sums, shared.sorted(), row.selection);
+  __syncthreads();
+  const std::uint64_t least =
+      mark_largest(memory.entries, listed, row.k, bound, memory.bitmap, shared.search, shared.scan, memory.histogram);
+  write_in_order(memory.entries, listed, least, row.k, memory.bitmap, shared.scan.sums, memory.histogram,
+                 row.selection);
   if (threadIdx.x == 0) {
     *row.kth_score = value_of_key(key_of(least));
-  }
-  if (!whole) {
-    ptx::cluster_acquire();  // all blocks have read from this one's shared memory
   }
 }
 
@@ -272,6 +310,8 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
   extern __shared__ __align__(16) std::byte memory[];
   const auto index = static_cast<std::int32_t>(ptx::cluster_index());
   const std::uint32_t rank = ptx::cluster_rank();
+  const std::uint32_t blocks = ptx::cluster_size();
+  prepare(*reinterpret_cast<Shared*>(memory), rank, blocks);
   const Sifted sifted(p.sift, index, rank == 0);
   const std::int32_t k = p.shape.top_k;
   const std::int32_t row_index = p.block.first + index;
@@ -286,32 +326,34 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
                 .selection = p.selection + static_cast<std::int64_t>(row_index) * k,
                 .kth_score = p.kth_score + row_index,
                 .rank = rank,
-                .blocks = ptx::cluster_size()};
+                .blocks = blocks};
   const bool whole = sifted.whole(row, min(p.sift.capacity, layout.capacity));
+  ptx::cluster_wait();
   if (p.sift.rows != nullptr && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
     add_to(p.counters->candidates, sifted.found);
     add_to(p.counters->full_selects, length >= k && !whole ? 1 : 0);
   }
   if (length >= k && (rank == 0 || !whole)) {
-    select_row(row, sifted, whole, layout, memory);
+    select_row(row, sifted, whole, {memory, layout, length});
   } else if (length < k && rank == 0) {
-    write_all(length, k, row.selection);
+    write_all<kThreads>(length, k, row.selection);
   }
 #endif
 }
 
 constexpr std::size_t kSharedBytes = 227 * 1024;
 
-/// The largest list that fits beside the bitmap, at least twice k; a capacity of 0: none does.
+/// Room for 4 k tokens or what fits beside the bitmap, at least 2 k; a capacity of 0: that does not fit.
 Layout layout_of(const SelectParams& params) {
   const std::int32_t k = params.shape.top_k;
-  const std::int64_t groups = (params.score_stride + kGroupBits - 1) / kGroupBits;
-  if (k > kLargestK || groups * static_cast<std::int64_t>(sizeof(uint4)) > static_cast<std::int64_t>(kSharedBytes)) {
+  constexpr std::int64_t kStep = kGroupBits * Bitmap::kOwn;
+  const std::int64_t groups = (params.score_stride + kStep - 1) / kStep * Bitmap::kOwn;
+  if (k > kLargestK || groups > static_cast<std::int64_t>(kSharedBytes / sizeof(std::uint64_t))) {
     return {};
   }
-  for (const std::int32_t capacity : {16384, 8192}) {
-    const Layout layout{capacity, static_cast<std::int32_t>(groups)};
-    if ((capacity == 8192 || 4 * k > 8192) && layout.bytes() <= kSharedBytes) {
+  for (std::int32_t capacity = std::max(8192, 4 * k); capacity >= std::max(2 * k, kBins); capacity -= 1024) {
+    const Layout layout{capacity, static_cast<std::int32_t>(groups), std::max(k, kBins)};
+    if (layout.bytes() <= kSharedBytes) {
       return layout;
     }
   }
