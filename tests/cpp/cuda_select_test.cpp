@@ -62,7 +62,7 @@ TEST_F(CudaSelect, SelectsLikeTheCpu) {
 }
 
 TEST_F(CudaSelect, LongRows) {
-  for (const std::int32_t k : {1, 64, 2048, 4096}) {
+  for (const std::int32_t k : {1, 64, 2048, 3001, 4096}) {
     Three three(k, {.rows = 4, .table_stride = 640});
     for (int kind = 0; kind < kScoreKinds; ++kind) {
       three.check({three.sizes, {40959, std::max(8191, k), 33333, std::max(8192, k - 1)}, kind, 7U}, kind);
