@@ -34,6 +34,8 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
   const std::uint32_t rank = ptx::cluster_rank();
   const std::uint32_t blocks = ptx::cluster_size();
   prepare(*reinterpret_cast<Shared*>(memory), rank, blocks);
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   const Sifted sifted(p.sift, index, rank == 0);
   const std::int32_t k = p.shape.top_k;
   const std::int32_t row_index = p.block.first + index;
@@ -83,20 +85,22 @@ Layout layout_of(const SelectParams& params) {
   return {};
 }
 
-/// A launch of a cluster of so many blocks per row.
+/// A launch of a cluster of so many blocks per row, which may begin while the kernel before it ends.
 struct ClusterLaunch {
   cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2] = {};
 
   ClusterLaunch(std::int32_t blocks, std::int32_t rows, std::size_t shared_bytes, cudaStream_t stream) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3(static_cast<unsigned>(blocks) * static_cast<unsigned>(rows));
     config.blockDim = kThreads;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
   }
   ClusterLaunch(const ClusterLaunch&) = delete;
   ClusterLaunch& operator=(const ClusterLaunch&) = delete;
