@@ -24,6 +24,7 @@ inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at t
 inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each that is needed ...
 inline constexpr std::int32_t kLeastSpread = 8;  ///< ... and the fewest, where many are needed
 inline constexpr std::int32_t kWindowGrain = 32;
+inline constexpr std::int32_t kPrefetchedAge = 64;  ///< ticks by which prefetched rows count as older
 
 struct ReplacementState {
   std::int32_t hand;        ///< where the next window begins (CPU)
@@ -43,6 +44,15 @@ ECHO_HOST_DEVICE std::int32_t window_slots(std::int32_t needed, std::int32_t slo
 ECHO_HOST_DEVICE std::int32_t planned_windows(std::int32_t needed, std::int32_t window) {
   const std::int32_t share = window < kLeastSpread ? 1 : window / kLeastSpread;
   return (needed - 1) / share + 1;
+}
+
+/// Stamp of a row that was prefetched and not selected yet: it may be taken in the tick that fetched it, too.
+ECHO_HOST_DEVICE std::int32_t prefetched_at(std::int32_t tick) { return kFree - 1 - tick; }
+
+/// Ticks since a slot that is not free was last used. Prefetched rows count as older than they are: a guess that was
+/// wrong goes before what was selected not long ago.
+ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {
+  return stamp < kFree ? now - prefetched_at(stamp) + kPrefetchedAge : now - stamp;
 }
 
 /// What is known of a slot that may be taken.
