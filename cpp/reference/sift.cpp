@@ -1,0 +1,158 @@
+// sift: what a GPU does while it scores, done afterwards. Rows in parallel: count the sample, derive the bounds, list
+// candidates. Then, on one thread, rows and positions in order, those above the upper bound that have no slot get one,
+// under the cap; their bytes are copied in parallel. Cost: O(length) per row.
+#include "reference/sift.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <unordered_set>
+#include <vector>
+
+#include "kernels/number_formats.hpp"
+#include "kernels/sift.hpp"
+#include "reference/cache_ops.hpp"
+#include "reference/fetch.hpp"
+#include "reference/step_rows.hpp"
+
+namespace echo {
+namespace {
+
+/// A row of the block, as far as it is sifted.
+struct Row {
+  const float* scores;
+  std::int32_t row;      ///< of the pass
+  std::int32_t visible;  ///< tokens
+};
+
+/// Of -inf; keys below it are no scores.
+const std::uint32_t kLeastKey = ordered_key(float_of(kFloatSign | kFloatInf));
+
+std::uint32_t candidate_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds); }
+std::uint32_t prefetch_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds >> 32); }
+
+void count_sample(const Row& row, std::uint32_t predicted, RowSift& sift) {
+  for (std::int32_t first = 0; first < row.visible; first += kTokensPerBlock) {
+    if (!in_sample(first / kTokensPerBlock)) {
+      continue;
+    }
+    for (std::int32_t s = first; s < std::min(first + kTokensPerBlock, row.visible); ++s) {
+      ++sift.histogram[sift_bin(ordered_key(row.scores[s]), predicted)];
+      ++sift.sampled;
+    }
+  }
+}
+
+void list_candidates(const Row& row, const SiftView& view, RowSift& sift, ScoredToken* tokens) {
+  for (std::int32_t s = 0; s < row.visible; ++s) {
+    const std::uint32_t key = ordered_key(row.scores[s]);
+    if (key >= candidate_bound(sift)) {
+      if (sift.found < view.capacity) {
+        tokens[sift.found] = {.key = key, .position = s};
+      }
+      ++sift.found;
+    }
+  }
+  sift.compared = row.visible;
+}
+
+/// Padding rows and rows that select all they see have nothing to sift, nor have those without a prediction.
+void sift_row(const ScoreParams& params, std::int32_t i) {
+  const Row row{.scores = params.scores + i * params.score_stride,
+                .row = params.block.first + i,
+                .visible = position_of(params.step, params.block.first + i) + 1};
+  const SiftView& view = params.sift;
+  const std::int32_t session = params.step.session[row.row];
+  if (row.visible <= params.shape.top_k || session == kNone) {
+    return;
+  }
+  const float predicted = view.predicted[session * view.predicted_stride];
+  if (std::isnan(predicted)) {
+    return;
+  }
+  RowSift& sift = view.rows[i];
+  count_sample(row, ordered_key(predicted), sift);
+  sift.bounds =
+      sift_bounds(sift.histogram, sift_ranks(sift.sampled, row.visible, params.shape.top_k), ordered_key(predicted));
+  if (sift.bounds != 0) {
+    list_candidates(row, view, sift, view.tokens + static_cast<std::int64_t>(i) * view.capacity);
+  }
+}
+
+/// Whether the pass appends this position of the row's session: its host row may not be written yet.
+bool is_new(const StepView& step, std::int32_t row, std::int32_t position) {
+  const std::span entry(step.positions + row / step.query_rows * step.query_rows,
+                        static_cast<std::size_t>(step.query_rows));
+  return std::ranges::find(entry, position) != entry.end();
+}
+
+/// Host rows above the upper bounds that have no slot, each once.
+std::vector<std::int32_t> wanted_rows(const ScoreParams& params) {
+  std::vector<std::int32_t> wanted;
+  std::unordered_set<std::int32_t> seen;  // rows of the pass may share host rows
+  for (std::int32_t i = 0; i < params.block.count; ++i) {
+    const RowSift& sift = params.sift.rows[i];
+    const std::int32_t row = params.block.first + i;
+    const float* scores = params.scores + i * params.score_stride;
+    for (std::int32_t s = 0; s < sift.compared; ++s) {
+      if (ordered_key(scores[s]) >= prefetch_bound(sift) && !is_new(params.step, row, s)) {
+        const std::int32_t host_row = host_row_of(params.layer, params.step, row, s);
+        if (params.layer.slot_of[host_row] == kNone && seen.insert(host_row).second) {
+          wanted.push_back(host_row);
+        }
+      }
+    }
+  }
+  return wanted;
+}
+
+void prefetch(ThreadPool& pool, const ScoreParams& params) {
+  const SiftView& view = params.sift;
+  std::vector<std::int32_t> rows = wanted_rows(params);
+  std::int64_t scored = 0;
+  // The lower bounds stand for k-th scores: what is above them may be selected, and stays.
+  std::vector<float> least(static_cast<std::size_t>(params.step.rows), float_of(kFloatNan));
+  for (std::int32_t i = 0; i < params.block.count; ++i) {
+    const RowSift& sift = view.rows[i];
+    scored += position_of(params.step, params.block.first + i) + 1;
+    if (sift.bounds != 0) {
+      least[static_cast<std::size_t>(params.block.first + i)] = value_of_key(std::max(candidate_bound(sift), kLeastKey));
+    }
+  }
+  const auto cap = static_cast<std::size_t>(static_cast<double>(view.prefetch_cap) * static_cast<double>(scored));
+  if (rows.size() > cap) {
+    params.layer.counters->prefetches_capped += std::ssize(rows) - static_cast<std::ptrdiff_t>(cap);
+    rows.resize(cap);
+  }
+  CacheOps cache(params.layer);
+  cache.begin(*params.step.tick + params.block.tick_offset);
+  rows.resize(cache.prefetch(rows, {.scores = params.scores,
+                                    .score_stride = params.score_stride,
+                                    .kth_score = least.data(),
+                                    .step = params.step,
+                                    .block = params.block}));
+  fetch(pool, params.layer, rows);
+  *view.prefetched = static_cast<std::int32_t>(rows.size());
+  params.layer.counters->prefetched += std::ssize(rows);
+}
+
+}  // namespace
+
+void sift_rows(ThreadPool& pool, const ScoreParams& params) {
+  const SiftView& view = params.sift;
+  std::fill_n(view.next_rows, params.block.count, RowSift{});
+  *view.next_prefetched = 0;
+  pool.parallel_for(params.block.count, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      sift_row(params, static_cast<std::int32_t>(i));
+    }
+  });
+  for (std::int32_t i = 0; i < params.block.count; ++i) {
+    params.layer.counters->candidates += std::min(view.rows[i].found, view.capacity);
+  }
+  if (view.prefetch_cap > 0.0F) {
+    prefetch(pool, params);
+  }
+}
+
+}  // namespace echo
