@@ -10,7 +10,9 @@
 // caller looks behind a hand that goes round, at kSpread slots for each that it needs; of equally cold slots those that
 // the hand reaches first go. On a GPU every thread block looks at a window of its own (claim_slots.cuh). Cost: O(slots
 // needed) on the CPU, a window per block on a GPU, whatever the size of the pool (the ECHO paper sorts the pool: half
-// of its management time). Ticks start at 1 and never go back; a layer may skip some.
+// of its management time). Ticks start at 1 and never go back; a layer may skip some. A row that was fetched ahead
+// (prefetch_rows.cuh) has a stamp below kFree until it is used: it counts as older than it is, so that wrong guesses
+// go before what was once of use.
 
 #include <cstdint>
 
@@ -19,18 +21,26 @@
 namespace echo {
 
 inline constexpr std::int32_t kFree = -1;        ///< stamp of a slot that holds no row
+inline constexpr std::int32_t kUnusedAge = 64;   ///< added to the age of a row that was fetched ahead and never used
 inline constexpr std::int32_t kColdest = 63;     ///< coldness of what goes first
 inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at together, at most (CPU)
 inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each that is needed ...
 inline constexpr std::int32_t kLeastSpread = 8;  ///< ... and the fewest, where many are needed
 inline constexpr std::int32_t kWindowGrain = 32;
-inline constexpr std::int32_t kPrefetchedAge = 64;  ///< ticks by which prefetched rows count as older
 
 struct ReplacementState {
   std::int32_t hand;        ///< where the next window begins (CPU)
   std::int32_t free;        ///< slots on the stack of free ones
   std::int32_t missed = 0;  ///< latest tick in which slots were needed (GPU: whether to expect it again)
 };
+
+/// Stamp of a row that was fetched ahead in this tick and has not been used.
+ECHO_HOST_DEVICE std::int32_t prefetched_at(std::int32_t tick) { return kFree - 1 - tick; }
+
+/// Age of a slot that is not free in a later tick, at least 1.
+ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {
+  return stamp > kFree ? now - stamp : now - prefetched_at(stamp) + kUnusedAge;
+}
 
 /// Slots of a window for a call that needs `needed` of them (at least 1); no more than the pool has.
 ECHO_HOST_DEVICE std::int32_t window_slots(std::int32_t needed, std::int32_t slots) {
@@ -44,15 +54,6 @@ ECHO_HOST_DEVICE std::int32_t window_slots(std::int32_t needed, std::int32_t slo
 ECHO_HOST_DEVICE std::int32_t planned_windows(std::int32_t needed, std::int32_t window) {
   const std::int32_t share = window < kLeastSpread ? 1 : window / kLeastSpread;
   return (needed - 1) / share + 1;
-}
-
-/// Stamp of a row that was prefetched and not selected yet: it may be taken in the tick that fetched it, too.
-ECHO_HOST_DEVICE std::int32_t prefetched_at(std::int32_t tick) { return kFree - 1 - tick; }
-
-/// Ticks since a slot that is not free was last used. Prefetched rows count as older than they are: a guess that was
-/// wrong goes before what was selected not long ago.
-ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {
-  return stamp < kFree ? now - prefetched_at(stamp) + kPrefetchedAge : now - stamp;
 }
 
 /// What is known of a slot that may be taken.

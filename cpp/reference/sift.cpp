@@ -116,7 +116,8 @@ void prefetch(ThreadPool& pool, const ScoreParams& params) {
     const RowSift& sift = view.rows[i];
     scored += position_of(params.step, params.block.first + i) + 1;
     if (sift.bounds != 0) {
-      least[static_cast<std::size_t>(params.block.first + i)] = value_of_key(std::max(candidate_bound(sift), kLeastKey));
+      least[static_cast<std::size_t>(params.block.first + i)] =
+          value_of_key(std::max(candidate_bound(sift), kLeastKey));
     }
   }
   const auto cap = static_cast<std::size_t>(static_cast<double>(view.prefetch_cap) * static_cast<double>(scored));
