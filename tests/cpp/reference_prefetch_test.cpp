@@ -87,6 +87,9 @@ TEST_F(Prefetch, TheCapIsAShareOfAllScoredTokens) {
     EXPECT_EQ(counters().prefetched, most);
     EXPECT_EQ(counters().prefetches_capped, most == 0 ? 0 : std::ssize(all) - most) << "0 asks for none";
   }
+  make(64, /*query_rows=*/2);
+  sifted->sift(5.0F / 5999.0F * 1.0001F);
+  EXPECT_EQ(counters().prefetched, 5) << "of both rows";
 }
 
 TEST_F(Prefetch, RowsThatThePassAppendsAreNotReadFromTheHost) {
