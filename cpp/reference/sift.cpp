@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "kernels/number_formats.hpp"
-#include "kernels/sift.hpp"
 #include "reference/cache_ops.hpp"
 #include "reference/fetch.hpp"
 #include "reference/step_rows.hpp"
@@ -31,13 +30,10 @@ const std::uint32_t kLeastKey = ordered_key(float_of(kFloatSign | kFloatInf));
 std::uint32_t candidate_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds); }
 std::uint32_t prefetch_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds >> 32); }
 
-void count_sample(const Row& row, std::uint32_t predicted, RowSift& sift) {
-  for (std::int32_t first = 0; first < row.visible; first += kTokensPerBlock) {
-    if (!in_sample(first / kTokensPerBlock)) {
-      continue;
-    }
+void count_sample(const Row& row, std::int32_t first_key_bin, RowSift& sift) {
+  for (std::int32_t first = 0; first < row.visible; first += kSampleEvery * kTokensPerBlock) {
     for (std::int32_t s = first; s < std::min(first + kTokensPerBlock, row.visible); ++s) {
-      ++sift.histogram[sift_bin(ordered_key(row.scores[s]), predicted)];
+      ++sift.histogram[bin_of(ordered_key(row.scores[s]), first_key_bin)];
       ++sift.sampled;
     }
   }
@@ -71,9 +67,10 @@ void sift_row(const ScoreParams& params, std::int32_t i) {
     return;
   }
   RowSift& sift = view.rows[i];
-  count_sample(row, ordered_key(predicted), sift);
+  const std::int32_t first = first_bin(predicted);
+  count_sample(row, first, sift);
   sift.bounds =
-      sift_bounds(sift.histogram, sift_ranks(sift.sampled, row.visible, params.shape.top_k), ordered_key(predicted));
+      sift_bounds(sift.histogram, sift_targets(params.shape.top_k, view.capacity, sift.sampled, row.visible), first);
   if (sift.bounds != 0) {
     list_candidates(row, view, sift, view.tokens + static_cast<std::int64_t>(i) * view.capacity);
   }
@@ -138,6 +135,27 @@ void prefetch(ThreadPool& pool, const ScoreParams& params) {
 }
 
 }  // namespace
+
+std::uint64_t sift_bounds(const std::int32_t* histogram, const SiftTargets& targets, std::int32_t first) {
+  std::int32_t bin = kSiftBins;
+  std::int32_t from = 0;
+  const auto go_down_to = [&](std::int32_t counts) {
+    while (bin > 1 && from < counts) {
+      from += histogram[--bin];
+    }
+    return from >= counts;
+  };
+  if (!go_down_to(targets.prefetch)) {
+    return 0;
+  }
+  // All that lies above the bins may be far more than k rows.
+  const std::uint32_t prefetch = bin >= kSiftBins - 1 ? kNoKey : key_of_bin(bin, first);
+  if (!go_down_to(targets.candidates) || from > targets.most) {
+    return 0;
+  }
+  const std::uint32_t candidates = key_of_bin(bin, first);
+  return candidates == 0 ? 0 : pack_bounds(candidates, prefetch);
+}
 
 void sift_rows(ThreadPool& pool, const ScoreParams& params) {
   const SiftView& view = params.sift;

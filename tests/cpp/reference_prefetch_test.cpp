@@ -66,7 +66,7 @@ TEST_F(Prefetch, FetchesWhatLiesAboveTheUpperBound) {
       expected.push_back(s);
     }
   }
-  ASSERT_TRUE(expected.size() >= 9 && expected.size() < 40) << expected.size();
+  ASSERT_TRUE(expected.size() >= 9 && expected.size() < 60) << expected.size();
   EXPECT_EQ(prefetched_positions(), expected);
   EXPECT_EQ(counters().prefetched, std::ssize(expected));
   EXPECT_EQ(sifted->prefetched[0], std::ssize(expected));

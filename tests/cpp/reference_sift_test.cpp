@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/number_formats.hpp"
-#include "kernels/sift.hpp"
+#include "kernels/sift_bounds.hpp"
 #include "reference_sift.hpp"
 
 namespace echo::reference_test {
@@ -125,14 +125,11 @@ TEST(Sift, ListsThatDoNotDoAreCounted) {
     EXPECT_EQ(sifted.select(/*from_lists=*/true).selection, expected.selection);
     return sifted.world().counters.full_selects - before == 1;
   };
-  sifted.prediction(0) = 1.0F;  // in the sample enough lie above what is below the capacity
+  sifted.prediction(0) = 1.9F;
   sifted.sift();
-  ASSERT_GT(sifted.sifts()[0].found, 16);
-  EXPECT_TRUE(full_select()) << "more than are listed";
-  EXPECT_EQ(sifted.world().counters.candidates, 16);
-  sifted.prediction(0) = 1e9F;
-  sifted.sift();
-  EXPECT_TRUE(full_select()) << "no bound";
+  EXPECT_EQ(sifted.sifts()[0].bounds, 0U);
+  EXPECT_TRUE(full_select()) << "more would be listed than there is room for";
+  EXPECT_EQ(sifted.world().counters.candidates, 0);
   // What no correct list can be told from: each condition by itself.
   RowSift& sift = sifted.rows[0];
   const auto listed = static_cast<std::int32_t>(sifted.tokens.size());
@@ -145,6 +142,8 @@ TEST(Sift, ListsThatDoNotDoAreCounted) {
   EXPECT_TRUE(full_select()) << "one was not compared";
   sift = row_sift(4001, kTopK - 1, (1ULL << 62) | 1);
   EXPECT_TRUE(full_select()) << "fewer than top-k";
+  sift = row_sift(4001, 17, (1ULL << 62) | 1);
+  EXPECT_TRUE(full_select()) << "more than are listed";
   sift = row_sift(4001, 10, 0);
   EXPECT_TRUE(full_select()) << "no bound";
 }
@@ -200,57 +199,67 @@ TEST(Sift, LeavesTheRowsOfTheNextCallZeroed) {
   EXPECT_EQ(word, 0);
 }
 
-TEST(SiftRule, BoundsLieWhereTheSampleReachesTheRanks) {
-  const std::uint32_t predicted = ordered_key(2.0F);
+TEST(SiftRule, BoundsLieWhereTheSampleReachesTheTargets) {
+  const std::int32_t first = first_bin(2.0F);
   std::vector<std::int32_t> histogram(kSiftBins, 0);
   histogram[200] = 3;
   histogram[150] = 4;
   histogram[128] = 5;
   histogram[127] = 6;
-  const auto bounds = [&](std::int32_t candidates, std::int32_t prefetch) {
-    return sift_bounds(histogram.data(), {.candidates = candidates, .prefetch = prefetch}, predicted);
+  const auto bounds = [&](std::int32_t candidates, std::int32_t prefetch, std::int32_t most = 100) {
+    return sift_bounds(histogram.data(), {.candidates = candidates, .prefetch = prefetch, .most = most}, first);
   };
-  const auto edge = [&](std::int32_t bin) {
-    return std::uint64_t{predicted + (static_cast<std::uint32_t>(bin - 128) << 17)};
+  const auto keys = [&](std::int32_t candidates, std::int32_t prefetch) {
+    const std::uint32_t middle = ordered_key(2.0F);
+    return pack_bounds(middle + (static_cast<std::uint32_t>(candidates - 128) << 17),
+                       middle + (static_cast<std::uint32_t>(prefetch - 128) << 17));
   };
-  // The lowest bin above which at most so many lie, empty ones included; the first down to which at least so many do.
-  EXPECT_EQ(bounds(7, 3), edge(151) << 32 | edge(150));
-  EXPECT_EQ(bounds(8, 6), edge(151) << 32 | edge(128));
-  EXPECT_EQ(bounds(8, 7), edge(129) << 32 | edge(128));
-  EXPECT_EQ(bounds(18, 2), edge(201) << 32 | edge(127));
-  EXPECT_EQ(bounds(19, 2), 0U);  // not to be had
-  histogram[0] = 100;            // of any key below
+  EXPECT_EQ(bounds(7, 3), keys(150, 200));
+  EXPECT_EQ(bounds(8, 4), keys(128, 150));
+  EXPECT_EQ(bounds(18, 7), keys(127, 150));
+  EXPECT_EQ(bounds(7, 7), keys(150, 150)) << "they may be the same";
+  EXPECT_EQ(bounds(8, 3, 12), keys(128, 200));
+  EXPECT_EQ(bounds(8, 3, 11), 0U) << "too many";
+  EXPECT_EQ(bounds(19, 2), 0U) << "not to be had";
+  histogram[0] = 100;  // of any key below
   EXPECT_EQ(bounds(19, 2), 0U);
   histogram[255] = 50;  // of any key above
-  EXPECT_EQ(bounds(19, 2), std::uint64_t{kNoKey} << 32 | edge(255));
-  EXPECT_EQ(bounds(19, 51), edge(201) << 32 | edge(201)) << "the bounds may be the same";
+  EXPECT_EQ(bounds(19, 2), pack_bounds(static_cast<std::uint32_t>(keys(255, 255)), kNoKey));
+  EXPECT_EQ(bounds(52, 51), keys(200, 200));
+  // Above the keys of all numbers there is nothing to bound.
+  EXPECT_EQ(sift_bounds(histogram.data(), {.candidates = 19, .prefetch = 2, .most = 100}, first_bin(kInf)), 0U);
 }
 
 TEST(SiftRule, BinsNearTheEndsOfTheKeys) {
   for (const float prediction : {kInf, -kInf, 3e38F, -3e38F, 0.0F, 1.0F}) {
-    const std::uint32_t predicted = ordered_key(prediction);
-    EXPECT_EQ(sift_bin(predicted, predicted), 128);
-    EXPECT_EQ(sift_bin(0U, predicted), 0 + std::max(0, 128 - static_cast<int>(predicted >> 17)));
+    const std::int32_t first = first_bin(prediction);
+    EXPECT_EQ(bin_of(ordered_key(prediction), first), 128);
+    EXPECT_EQ(bin_of(0U, first), std::max(0, -first));
     std::uint32_t last = 0;
     for (std::int32_t bin = 1; bin < kSiftBins; ++bin) {
-      const std::uint32_t edge = sift_edge(bin, predicted);
-      EXPECT_GE(edge, last);
-      last = edge;
-      if (edge != 0U && edge != kNoKey) {
-        EXPECT_EQ(sift_bin(edge, predicted), bin);
-        EXPECT_EQ(sift_bin(edge - 1, predicted), bin - 1);
+      const std::uint32_t key = key_of_bin(bin, first);
+      if (key != 0U) {
+        EXPECT_GT(key, last);
+        last = key;
+        EXPECT_EQ(bin_of(key, first), bin);
+        EXPECT_EQ(bin_of(key - 1, first), bin - 1);
       }
     }
-    EXPECT_EQ(sift_edge(kSiftBins, predicted), kNoKey);
   }
 }
 
-TEST(SiftRule, RanksAreThoseOfTheKthScoreWithAMargin) {
-  const SiftRanks ranks = sift_ranks(12500, 100000, 2048);
-  EXPECT_EQ(ranks.candidates, 256 + 48 + 2);
-  EXPECT_EQ(ranks.prefetch, 256 - 16);
-  EXPECT_EQ(sift_ranks(64, 512, 8).prefetch, 1);
-  EXPECT_EQ(sift_ranks(64, 64, 8).candidates, 8 + 8 + 2);
+TEST(SiftRule, TargetsAreWhatTheSampleHasOfTheBest) {
+  const SiftTargets targets = sift_targets(2048, 4096, 12500, 100000);
+  EXPECT_EQ(targets.candidates, 256 + 64 + 2);
+  EXPECT_EQ(targets.prefetch, 256 + 8 + 1);
+  EXPECT_EQ(targets.most, 460);
+  for (const std::int32_t length : {1, 63, 64, 65, 511, 512, 513, 575, 576, 577, 100000}) {
+    std::int32_t sampled = 0;
+    for (std::int32_t s = 0; s < length; ++s) {
+      sampled += s / 64 % 8 == 0 ? 1 : 0;
+    }
+    EXPECT_EQ(sample_of(length), sampled) << length;
+  }
 }
 
 }  // namespace
