@@ -207,7 +207,8 @@ def test_nothing_is_evicted_while_slots_are_free(make_rig):
 
 def test_scores_decide_which_rows_stay(make_rig):
     """Of the rows that a step does not use, those furthest below its k-th score go, whenever they were used last."""
-    rig = make_rig(small_shape(layers=1, top_k=8), fused=True, max_batch=1, gpu_slots=64)
+    # Prefetches without a cap would go round the whole pool in every step.
+    rig = make_rig(small_shape(layers=1, top_k=8), fused=True, max_batch=1, gpu_slots=64, prefetch_cap=-1)
     pair = rig.open(512)
     rig.prefill(pair, [(7 * i) % 61 for i in range(300)], verify=False)
     rng = np.random.default_rng(13)
