@@ -16,7 +16,7 @@ constexpr std::int64_t kMaxRowStride = 1 << 20;
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 /// Candidates that are listed for each row, per selected one: as many again may be listed in vain.
 constexpr std::int64_t kCandidatesPerSelected = 2;
-constexpr std::int64_t kLeastCandidates = 256;
+constexpr std::int64_t kLeastCandidates = 1024;  // for small top_k margins are larger
 constexpr std::int64_t kCandidateGrain = 64;
 /// Prefill works in blocks of up to this many query rows: enough to amortise decoding the index keys.
 constexpr std::int64_t kPrefillBlockRows = 64;

@@ -174,7 +174,7 @@ TEST_F(Pass, ADecodeStepSiftsAndAPrefillDoesNot) {
   EXPECT_EQ(second.next_prefetched, first.prefetched);
   EXPECT_EQ(second.predicted, first.predicted + 1);
   EXPECT_EQ(first.predicted_stride, 2);
-  EXPECT_EQ(first.capacity, 256);
+  EXPECT_EQ(first.capacity, 1024);
   EXPECT_FLOAT_EQ(first.prefetch_cap, 0.0012F);
   for (std::size_t layer = 0; layer < 2; ++layer) {
     EXPECT_EQ(backend->selects[layer].sift.rows, backend->scores[layer].sift.rows);

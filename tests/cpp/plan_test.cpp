@@ -97,7 +97,7 @@ TEST(Plan, ListsWhatSiftingTakes) {
   config.max_batch = 3;
   config.query_rows = 2;
   ModelShape shape = ModelShape::tiny();
-  for (const auto& [top_k, capacity] : {std::pair{1, 256}, {64, 256}, {129, 320}, {2048, 4096}}) {
+  for (const auto& [top_k, capacity] : {std::pair{1, 1024}, {512, 1024}, {513, 1088}, {2048, 4096}}) {
     shape.top_k = top_k;
     const Plan plan = make_plan(shape, config);
     EXPECT_EQ(plan.sift_capacity, capacity);

@@ -30,7 +30,10 @@ void expect_consistent(Sifted& sifted, std::size_t i, std::int32_t capacity) {
   const std::int32_t middle = static_cast<std::int32_t>(
       ordered_key(sifted.prediction(static_cast<std::size_t>(sifted.world().session[i]))) >> 17);
   for (std::size_t s = 0; s < row.size(); ++s) {
-    if (s % 512 < 64) {
+    // The row's blocks of 64, counted from the newest: the fifth, the 13th ...; the middle one of up to eight.
+    const std::size_t newest = (row.size() - 1) / 64;
+    const std::size_t from_newest = newest - s / 64;
+    if (from_newest % 8 == (newest < 8 ? newest / 2 : 4)) {
       const std::int32_t bin = static_cast<std::int32_t>(ordered_key(row[s]) >> 17) - middle + 128;
       ++histogram[static_cast<std::size_t>(std::clamp(bin, 0, 255))];
       ++sampled;
