@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import echo
-from echo import demo, doctor, plan, policies, record, replay
+from echo import demo, doctor, plan, policies, predictor, record, replay
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.add_command(commands)
     replay.add_command(commands)
     policies.add_command(commands)
+    predictor.add_command(commands)
     where = commands.add_parser("cmake-dir", help="print the folder for CMAKE_PREFIX_PATH")
     where.set_defaults(run=_print_cmake_dir)
     options = parser.parse_args(arguments)

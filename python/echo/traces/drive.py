@@ -25,6 +25,7 @@ from echo.traces.trace import Trace
 
 _CHUNK = 1024
 _HEADS, _DIM, _MOST_DIMS = 8, 16, 4096  # of an indexer: fewest heads, grain of dimensions
+_LARGEST = np.finfo(np.float32).max
 _COUNTED = (
     "hits",
     "misses",
@@ -205,7 +206,7 @@ def _scores(trace: Trace, layer: int, dims: int) -> NDArray[np.float32]:
         context = int(trace.context[step])
         if _scored(trace, step, layer):
             of_step = _scores_of_step(trace, step, layer, used[:context])
-            scores[:context, step] = np.nan_to_num(of_step, nan=-np.finfo(np.float32).max)
+            scores[:context, step] = np.where(np.isnan(of_step), -_LARGEST, np.clip(of_step, -_LARGEST, _LARGEST))
         positions = trace.positions[step, layer]
         used[positions[positions >= 0]] = used[context - 1] = step
     return scores
