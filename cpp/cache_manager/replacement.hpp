@@ -42,6 +42,11 @@ ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {
   return stamp > kFree ? now - stamp : now - prefetched_at(stamp) + kUnusedAge;
 }
 
+/// Whether a slot may be given to a row that is fetched ahead: not one that the same call has fetched ahead.
+ECHO_HOST_DEVICE bool yields_ahead(std::int32_t stamp, std::int32_t now) {
+  return stamp != kFree && stamp < now && stamp != prefetched_at(now);
+}
+
 /// Slots of a window for a call that needs `needed` of them (at least 1); no more than the pool has.
 ECHO_HOST_DEVICE std::int32_t window_slots(std::int32_t needed, std::int32_t slots) {
   const std::int32_t wanted = needed >= kWindow / kSpread ? kWindow : needed * kSpread;

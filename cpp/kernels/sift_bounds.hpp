@@ -14,7 +14,7 @@
 
 namespace echo {
 
-inline constexpr int kSiftShift = 17;  ///< bits of a key that its bin does not depend on
+inline constexpr int kSiftShift = 17;                 ///< bits of a key that its bin does not depend on
 inline constexpr std::uint32_t kNoKey = 0xFFFFFFFFU;  ///< above all keys
 
 /// Top bits of the keys in bin 0, may be negative.
