@@ -27,7 +27,7 @@ struct LayerView {
   std::byte* slab;           ///< [host_rows, host_stride] this layer's part of the host pool, device alias
   std::int32_t* slot_of;     ///< [host_rows] host row -> slot; negative: not resident
   std::int32_t* host_of;     ///< [slots] slot -> host row or kNone
-  std::int32_t* stamp;       ///< [slots] tick of last use, kFree if free
+  std::int32_t* stamp;       ///< [slots] tick of last use, kFree if free, below it if fetched ahead and not used
   std::int32_t* free_slots;  ///< [slots] a stack: the first `replacement->free` entries are the free slots
   std::byte* index_keys;     ///< [host_rows / 64, index_block_bytes]
   ReplacementState* replacement;

@@ -10,7 +10,9 @@
 // caller looks behind a hand that goes round, at kSpread slots for each that it needs; of equally cold slots those that
 // the hand reaches first go. On a GPU every thread block looks at a window of its own (claim_slots.cuh). Cost: O(slots
 // needed) on the CPU, a window per block on a GPU, whatever the size of the pool (the ECHO paper sorts the pool: half
-// of its management time). Ticks start at 1 and never go back; a layer may skip some.
+// of its management time). Ticks start at 1 and never go back; a layer may skip some. A row that was fetched ahead
+// (prefetch_rows.cuh) has a stamp below kFree until it is used: it counts as older than it is, so that wrong guesses
+// go before what was once of use.
 
 #include <cstdint>
 
@@ -19,6 +21,7 @@
 namespace echo {
 
 inline constexpr std::int32_t kFree = -1;        ///< stamp of a slot that holds no row
+inline constexpr std::int32_t kUnusedAge = 64;   ///< added to the age of a row that was fetched ahead and never used
 inline constexpr std::int32_t kColdest = 63;     ///< coldness of what goes first
 inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at together, at most (CPU)
 inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each that is needed ...
@@ -31,6 +34,19 @@ struct ReplacementState {
   std::int32_t missed = 0;   ///< latest tick in which slots were needed (GPU: whether to expect it again)
   std::uint32_t copied = 0;  ///< blocks of the call under way that have copied their rows (GPU), 0 between calls
 };
+
+/// Stamp of a row that was fetched ahead in this tick and has not been used.
+ECHO_HOST_DEVICE std::int32_t prefetched_at(std::int32_t tick) { return kFree - 1 - tick; }
+
+/// Age of a slot that is not free in a later tick, at least 1.
+ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {
+  return stamp > kFree ? now - stamp : now - prefetched_at(stamp) + kUnusedAge;
+}
+
+/// Whether a slot may be given to a row that is fetched ahead: not one that the same call has fetched ahead.
+ECHO_HOST_DEVICE bool yields_ahead(std::int32_t stamp, std::int32_t now) {
+  return stamp != kFree && stamp < now && stamp != prefetched_at(now);
+}
 
 /// Slots of a window for a call that needs `needed` of them (at least 1); no more than the pool has.
 ECHO_HOST_DEVICE std::int32_t window_slots(std::int32_t needed, std::int32_t slots) {

@@ -47,7 +47,12 @@ ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> 
 
 void ForwardPass::State::begin() {
   const VerbRange range("begin");
-  backend.begin({.step = step, .host_blocks = plan.host_blocks});
+  sifting = plan.sift_capacity > 0 && !prefill && backend.sifts();
+  sifted = odd = false;
+  backend.begin({.step = step,
+                 .host_blocks = plan.host_blocks,
+                 .sift_rows = sifting ? device.sift_rows(false) : nullptr,
+                 .prefetched = sifting ? device.prefetched(false) : nullptr});
   active = true;
   appended.assign(static_cast<std::size_t>(layers()), false);
   keyed.assign(static_cast<std::size_t>(layers()), false);

@@ -1,5 +1,7 @@
 // What the verbs of a pass tell the backend, and what they leave to remember.
 
+#include <utility>
+
 #include "runtime/pass_state.hpp"
 #include "runtime/verb_range.hpp"
 
@@ -24,6 +26,9 @@ void ForwardPass::State::append(std::int32_t layer, const Array& kv, const Array
 void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const Array& index_weights,
                                const BlockView& block) {
   const VerbRange range("score", layer);
+  // A call that throws may have sifted half of its rows, and not zeroed those of the next: no call sifts after it.
+  const bool sift = std::exchange(sifting, false);
+  sifted = false;
   backend.score({.layer = device.layer(layer),
                  .step = step,
                  .block = block,
@@ -32,10 +37,25 @@ void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const A
                  .index_q_dtype = index_q.dtype,
                  .index_weights = index_weights.as<const float>(),
                  .scores = device.scores(),
-                 .score_stride = plan.config.max_context});
+                 .score_stride = plan.config.max_context,
+                 .sift = sift ? sift_of(layer, odd) : SiftView{}});
+  sifting = sifted = sift;
+  odd = odd != sift;
   scored_layer = layer;
   scored_block = block.tick_offset;
   ranked = false;
+}
+
+SiftView ForwardPass::State::sift_of(std::int32_t layer, bool odd_call) const {
+  return {.rows = device.sift_rows(odd_call),
+          .next_rows = device.sift_rows(!odd_call),
+          .tokens = device.candidates(),
+          .capacity = static_cast<std::int32_t>(plan.sift_capacity),
+          .predicted = device.thresholds() + layer,
+          .predicted_stride = layers(),
+          .prefetched = device.prefetched(odd_call),
+          .next_prefetched = device.prefetched(!odd_call),
+          .prefetch_cap = static_cast<float>(plan.config.prefetch_cap / 1000.0)};
 }
 
 void ForwardPass::State::select(std::int32_t layer, const BlockView& block) {
@@ -46,7 +66,9 @@ void ForwardPass::State::select(std::int32_t layer, const BlockView& block) {
                   .scores = device.scores(),
                   .score_stride = plan.config.max_context,
                   .selection = device.selection(),
-                  .kth_score = device.kth_score() + layer * plan.pass_rows});
+                  .kth_score = device.kth_score() + layer * plan.pass_rows,
+                  .sift = sifted ? sift_of(layer, !odd) : SiftView{},
+                  .counters = device.layer(layer).counters});
   selected[static_cast<std::size_t>(block.tick_offset)] = true;
   ranked = true;
 }

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import echo
-from echo import bench, demo, doctor, plan, policies, profile, record, replay
+from echo import bench, demo, doctor, plan, policies, predictor, profile, record, replay
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.add_command(commands)
     replay.add_command(commands)
     policies.add_command(commands)
+    predictor.add_command(commands)
     bench.add_command(commands)
     where = commands.add_parser("cmake-dir", help="print the folder for CMAKE_PREFIX_PATH")
     where.set_defaults(run=_print_cmake_dir)
