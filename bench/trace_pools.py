@@ -54,15 +54,16 @@ def decoded(
     model = hf.DsaModel(network, observer=lambda p, _: seen.append(torch.from_dlpack(p.selection)[0].numpy().copy()))
     capacity = prompt + len(following)
     with echo.Runtime(
-        model.shape(), device="cpu", host_tokens=capacity, max_context=capacity, max_batch=1, gpu_slots=slots
-    ) as runtime:
+        model.shape(), device="cpu", host_tokens=capacity, max_context=capacity, max_batch=1, gpu_slots=slots,
+        prefetch="off",
+    ) as runtime:  # fmt: skip
         session = runtime.open_session(capacity)
         runtime.import_kv(session, kv)
         counters = Counters(runtime)
         for token in following:
             runtime.step(echo.Batch([session], [token]), model.forward)
             counters.note()
-    misses = counters.steps()[..., 1]
+    misses = counters.steps()["misses"]
     return misses, np.stack(seen).reshape(*misses.shape, -1)
 
 

@@ -62,6 +62,11 @@ endif()
 # The CUDA backend, or the stand-in that says there is none: the choice is what gets linked.
 if(echo_with_cuda)
   echo_glob(sources kernels/*.cu kernels/*.cpp cache_manager/*.cu)
+  find_path(echo_nvtx nvtx3/nvToolsExt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} NO_CACHE)
+  if(NOT echo_nvtx)  # a part of the toolkit that may be left out
+    list(REMOVE_ITEM sources "${PROJECT_SOURCE_DIR}/cpp/kernels/verb_range.cpp")
+    list(APPEND sources "${PROJECT_SOURCE_DIR}/cpp/kernels/none/verb_range.cpp")
+  endif()
   echo_add_objects(echo_cuda ${sources})
   if(TARGET echo_cuda)
     target_link_libraries(echo_cuda PRIVATE CUDA::cudart_static)

@@ -102,6 +102,8 @@ def test_the_demo_compares_and_leaves_texts_figures_and_a_picture(capsys, monkey
     assert figures["tokens_equal"] and figures["selections_equal"]
     assert figures["sessions"] == 3 and figures["new_tokens"] == 6 and figures["text_tokens"] == 600
     assert len(figures["hit_rate"]) == len(figures["recalled_rows"]) == figures["layers"] == 5
+    assert all(used <= rows for used, rows in zip(figures["prefetched_used"], figures["prefetched_rows"], strict=True))
+    assert "while scoring / in vain" in out
     assert all(0 < rate < 1 for rate in figures["hit_rate"])
     assert figures["pool_slots"]["offloaded"] < figures["pool_slots"]["resident"]
     assert figures["step_ms"]["offloaded"] > 0

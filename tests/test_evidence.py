@@ -39,6 +39,12 @@ def test_misses_of_one_trace_are_up_to_date():
         assert f"| {' | '.join(row)} |" in block("policies"), "run `make evidence`"
 
 
+def test_the_products_rule_on_one_trace_is_up_to_date():
+    trace = measure.load("sampled")
+    row = tables.predictor_row("sampled", measure.guess(trace), measure.driven(trace))
+    assert f"| {' | '.join(row)} |" in block("predictor"), "run `make evidence`"
+
+
 def test_the_page_shows_all_pictures():
     shown = re.findall(r"!\[[^]]+\]\((evidence/[^)]+)\)", PAGE)
     folder = evidence.PAGE.parent / "evidence"

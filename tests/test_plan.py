@@ -42,10 +42,10 @@ def test_two_hundred_thousand_slots_take_8_gb():
     assert item(plan, "slots").count == 61
 
 
-@pytest.mark.parametrize(("host_tokens", "gpu_slots"), [(1 << 20, 200_000), (64, 64), (400_000, 2_049)])
+@pytest.mark.parametrize(("host_tokens", "gpu_slots"), [(1 << 20, 200_000), (64, 128), (400_000, 2_049)])
 def test_residency_takes_four_bytes_a_host_row_and_twelve_a_slot(host_tokens, gpu_slots):
     """Per layer, hand and counters included; who owns a host block is kept once for all layers."""
-    shape = echo.ModelShape.deepseek_v32() if gpu_slots > 64 else small_shape()
+    shape = echo.ModelShape.deepseek_v32() if host_tokens > 64 else small_shape()
     plan = plan_of(shape, host_tokens=host_tokens, gpu_slots=gpu_slots, max_batch=1)
     data = {"host_pool", "slots", "index_keys", "scratch"}
     maps = [i for i in plan.items if i.count == shape.layers and i.name not in data]

@@ -128,6 +128,7 @@ def test_a_selection_that_is_not_the_traces_is_reported():
         ("layers", {"slots": 24, "layers": [3]}),
         ("layers", {"slots": 24, "layers": []}),
         ("alpha", {"slots": 24, "alpha": 1.5}),
+        ("prefetch_cap", {"slots": 24, "prefetch_cap": -2.0}),
         ("alpha", {"slots": 24, "alpha": float("nan")}),
         ("device", {"slots": 24, "device": "gpu"}),
         ("row_format", {"slots": 24, "row_format": "fp4"}),
@@ -136,6 +137,28 @@ def test_a_selection_that_is_not_the_traces_is_reported():
 def test_bad_arguments_are_refused_by_name(named, arguments):
     with pytest.raises(echo.InvalidArgument, match=f"^{named}: "):
         drive(partly_scored(), **arguments)
+
+
+def test_traces_with_scores_of_too_many_steps_are_refused(monkeypatch):
+    monkeypatch.setattr(driving, "_MOST_DIMS", 144)
+    with pytest.raises(echo.InvalidArgument, match="^trace: 150 steps with scores given, expected at most 144"):
+        drive(partly_scored(), 24, device="cpu")
+    assert drive(growing(steps=150, top_k=16, first=60), 24, device="cpu").misses.sum() > 0
+
+
+def test_the_runtime_prefetches_what_it_will_miss():
+    """All scores are known, so the runtime sifts as it would with a model: most misses are fetched ahead."""
+    trace = synthetic.generate("glm", steps=100, top_k=64, ranks=synthetic.ALL)
+    without, with_ = (drive(trace, 256, device="cpu", prefetch_cap=cap) for cap in (0, 1000))
+    assert without.prefetched.sum() == without.prefetches_capped.sum() == 0
+    assert without.candidates.sum() == with_.candidates.sum() > 0
+    np.testing.assert_array_equal(with_.hits + with_.misses, without.hits + without.misses)
+    later = slice(50, None)
+    assert with_.misses[later].sum() < 0.3 * without.misses[later].sum()
+    assert with_.prefetched_used[later].sum() > 0.5 * without.misses[later].sum()
+    assert with_.full_selects[later].sum() < 20  # of 50; the sample is two blocks
+    few = drive(trace, 256, device="cpu", prefetch_cap=2.5)  # of 1,024 tokens
+    assert few.prefetched.max() == 2 and few.prefetches_capped.sum() > 0
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -174,6 +197,15 @@ def test_the_command_on_a_trace_that_ships(capsys, tmp_path):
     assert f"{counts['misses']:,}" in lines[3].split() and f"{100 * counts['hit_rate']:.2f}" in lines[3].split()
     assert files["--plot"].read_bytes().startswith(b"\x89PNG")
     assert lines[-1].startswith("the runtime's own average at alpha 0.5 differs from it by ")
+    assert lines[-5].startswith("the runtime with prefetches, mean over layers")
+    assert [line.split()[0] for line in lines[-3:-1]] == ["2", "4"]
+    for pool in report["pools"]:
+        for counts in pool["prefetches"]:
+            assert counts["prefetched_wasted"] == counts["prefetched"] - counts["prefetched_used"] >= 0
+            assert counts["prefetched_bytes"] == 656 * counts["prefetched"]
+            assert 256 * 72 < counts["candidates"] < 1024 * 72
+        without, with_ = (sum(one["misses"] for one in pool[kind]) for kind in ("layers", "prefetches"))
+        assert with_ < without and sum(one["prefetched"] for one in pool["prefetches"]) > 0
 
 
 def test_the_command_on_other_traces(capsys, tmp_path):
@@ -187,7 +219,7 @@ def test_the_command_on_other_traces(capsys, tmp_path):
     assert report["pools"][0]["layers"][0]["forecasts"] == [] and report["runtime_average_off_by"] is None
     lines = run(capsys, "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--recency", "16", "--device", "cpu")
     assert lines[0].startswith("synthetic:glm: 60 steps, 1 layer, top-32 of 512 to 571 tokens")
-    assert len(lines) == 12
+    assert len(lines) == 15
 
 
 @pytest.mark.parametrize(
@@ -199,6 +231,7 @@ def test_the_command_on_other_traces(capsys, tmp_path):
         (("glm", "--layers", "1"), "layers"),
         (("glm", "--alpha", "2"), "alpha"),
         (("glm", "--alpha", "a"), "alpha"),
+        (("glm", "--prefetch-cap", "1001"), "prefetch_cap"),
         (("glm", "--steps", "0"), "steps"),
         (("glm", "--device", "gpu"), "device"),
         (("glm", "--json", "no/where/f.json"), "json"),

@@ -92,7 +92,8 @@ def test_defaults_are_documented_and_used():
 def test_a_keyword_beats_the_variable_and_the_variable_beats_the_default(monkeypatch):
     for field in echo.config_fields():
         if field.type is str:
-            first, second = {"device": ("cuda:3", "cpu"), "kernels": ("auto", "generic")}[field.name]
+            values = {"device": ("cuda:3", "cpu"), "kernels": ("auto", "generic"), "prefetch": ("off", "on")}
+            first, second = values[field.name]
         elif field.type is float:
             first, second = 0.25, 0.75
         else:
@@ -137,6 +138,10 @@ BAD_SETTINGS = [
     ("device", None),
     ("kernels", True),
     ("kernels", None),
+    ("prefetch", True),
+    ("prefetch", 1),
+    ("prefetch_cap", "1"),
+    ("prefetch_cap", True),
 ]
 
 
@@ -185,6 +190,14 @@ OUT_OF_RANGE = [
     ("kernels", "fast"),
     ("kernels", "Auto"),
     ("kernels", ""),
+    ("prefetch", "yes"),
+    ("prefetch", "ON"),
+    ("prefetch", ""),
+    ("prefetch_cap", -0.5),
+    ("prefetch_cap", -2.0),
+    ("prefetch_cap", 1000.1),
+    ("prefetch_cap", float("inf")),
+    ("prefetch_cap", float("nan")),
 ]
 
 

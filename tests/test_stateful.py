@@ -7,7 +7,9 @@ and free counts, thresholds, selections and outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +32,10 @@ SHAPE = small_shape(layers=2, query_heads=2, latent_dim=32, top_k=8)
 HOST_BLOCKS, MAX_SESSIONS, MAX_CONTEXT, MAX_BATCH = 14, 6, 192, 2
 STAGES = ("append", "score", "select", "recall", "attend", "end")
 
+PREFETCH = ({"prefetch_cap": 1000}, {"prefetch_cap": 10}, {"prefetch_cap": 0}, {"prefetch": "off"})
+
+# Of the k-th score: near to what the model has, and anything.
+predictions = st.floats(-40, 40, width=32) | st.floats(width=32)
 numbers = st.integers(0, 1 << 16)
 capacities = st.integers(0, MAX_CONTEXT - 1).map(lambda n: n + 1)
 
@@ -49,22 +55,13 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self, model: SyntheticModel) -> None:
         super().__init__()
-        runtime = echo.Runtime(
-            SHAPE,
-            device=model.device,
-            host_tokens=64 * HOST_BLOCKS,
-            gpu_slots=MAX_BATCH * 2 * 9 + 3,
-            max_batch=MAX_BATCH,
-            query_rows=2,
-            max_sessions=MAX_SESSIONS,
-            max_context=MAX_CONTEXT,
-            prefill_chunk=40,
-        )
-        self.rig = Rig(runtime, model)
-        runtime.capture(model, [MAX_BATCH])
+        self.model = model
+        self.rig: Rig | None = None
 
     def teardown(self) -> None:
         """Everything is given back."""
+        if self.rig is None:
+            return
         for pair in list(self.rig.pairs):
             self.rig.close(pair)
         stats = self.rig.stats()
@@ -86,9 +83,25 @@ class Traffic(RuleBasedStateMachine):
         """Whether a session can take so many tokens."""
         return lambda pair: not pair.session.paused and pair.session.capacity - pair.session.length >= count
 
-    @initialize(capacities=st.lists(capacities, min_size=2, max_size=4), lengths=numbers)
-    def start(self, capacities: list[int], lengths: int) -> None:
+    @initialize(
+        capacities=st.lists(capacities, min_size=2, max_size=4), lengths=numbers, prefetch=st.sampled_from(PREFETCH)
+    )
+    def start(self, capacities: list[int], lengths: int, prefetch: dict[str, Any]) -> None:
         """Some sessions with some tokens, so that every rule has something to work on."""
+        runtime = echo.Runtime(
+            SHAPE,
+            device=self.model.device,
+            host_tokens=64 * HOST_BLOCKS,
+            gpu_slots=MAX_BATCH * 2 * 9 + 3,
+            max_batch=MAX_BATCH,
+            query_rows=2,
+            max_sessions=MAX_SESSIONS,
+            max_context=MAX_CONTEXT,
+            prefill_chunk=40,
+            **prefetch,
+        )
+        self.rig = Rig(runtime, self.model)
+        runtime.capture(self.model, [MAX_BATCH])
         for i, capacity in enumerate(capacities):
             self.open(capacity)
             self.rig.prefill(self.rig.pairs[-1], token_ids(lengths, 1 + lengths * (i + 1) % capacity), verify=False)
@@ -153,17 +166,22 @@ class Traffic(RuleBasedStateMachine):
             finally:
                 self.rig.model.on_stage = None
 
-    @rule(number=numbers, extra=st.integers(0, 70))
-    def copy(self, number: int, extra: int) -> None:
-        """Export, and import into a new session."""
+    @rule(number=numbers, extra=st.integers(0, 70), wrong=st.none() | st.lists(predictions, min_size=2, max_size=2))
+    def copy(self, number: int, extra: int, wrong: list[float] | None) -> None:
+        """Export, and import into a new session, with its predictions or with wrong ones."""
         pair = self.some(number, lambda pair: pair.session.length > 0)
         if pair is None or len(self.rig.pairs) == MAX_SESSIONS:
             return
         capacity = min(MAX_CONTEXT, pair.session.length + extra)
         if -(-capacity // 64) <= self.free_blocks:
             twin = self.rig.open(capacity)
-            self.rig.runtime.import_kv(twin.session, self.rig.runtime.export_kv(pair.session))
+            kv = self.rig.runtime.export_kv(pair.session)
             twin.oracle = pair.oracle.copy()
+            if wrong is not None:
+                kv.thresholds = wrong
+                for layer, value in zip(twin.oracle.layers, wrong, strict=True):
+                    layer.threshold = value if math.isfinite(value) else math.nan
+            self.rig.runtime.import_kv(twin.session, kv)
 
     @rule(number=numbers, extra=st.integers(0, 70))
     def fork(self, number: int, extra: int) -> None:
@@ -218,8 +236,9 @@ class Traffic(RuleBasedStateMachine):
     @invariant()
     def everything_holds(self) -> None:
         """After every call."""
-        self.rig.check()
-        assert self.rig.inexact == 0
+        if self.rig is not None:
+            self.rig.check()
+            assert self.rig.inexact == 0
 
 
 def test_random_traffic(device, one_torch_thread):

@@ -1,7 +1,7 @@
 """Writes the tables and pictures of docs/evidence.md from the traces that ship, generated ones, and bench/results.
 
 Tables stand between `<!-- NAME -->` and `<!-- end NAME -->`; the text around them is written by hand and has no figures
-of its own. Deterministic, ten seconds on one core.
+of its own. Deterministic, half a minute on one core.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def measured_blocks(real: Sequence[measure.Measured], made: Sequence[measure.Mea
         "layers": tables.layers(real),
         "kth_score": tables.kth_scores(real, made),
         "prefetch": tables.prefetches(real, made),
+        "predictor": tables.predictors(real, made),
         "regimes": tables.regimes(real, made),
     }
 

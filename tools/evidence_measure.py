@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echo.predictor import averages
 from echo.traces import Trace, shipped, synthetic
 from echo.traces.comparison import Comparison, compare, slots_of
+from echo.traces.drive import drive
 from echo.traces.layer_steps import LayerSteps
 from echo.traces.policies import make_pool
 from echo.traces.pool import Pool
+from echo.traces.predictor import Guess
 from echo.traces.statistics import Clustering, Forecast, clustering, forecasts, moving_average, overlap
 
 POOLS = (1, 1.5, 2, 3, 4, 8)  # x top-k
@@ -22,6 +26,7 @@ DISTANCES = (1, 8, 64)
 RANKS = 4  # x top-k: scores that the k-th is compared with, in all traces as many
 BLOCK = 64  # tokens whose index keys lie together
 SAMPLE = 8  # of so many blocks one
+CAPS = (1.2, 5.0, math.inf)  # rows prefetched for each 1,000 scored tokens
 GENERATED = {"steps": 144, "top_k": 256, "ranks": 8 * 256}  # as `code` has them; the other traces that ship, 4 k ranks
 
 
@@ -41,6 +46,21 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
+class Driven:
+    """What the runtime itself did in the second half, prefetching without a cap in a pool of POOL; per top_k.
+
+    Attributes:
+        wasted: prefetched and not selected in the same step.
+        left: recalled.
+        full: share of query rows whose candidates did not do.
+    """
+
+    wasted: float
+    left: float
+    full: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """What there is to say about a trace.
 
@@ -55,6 +75,8 @@ class Measured:
         forecasts: by layer, for ALPHAS.
         prefetches: by layer, of a moving average of alpha 0.5.
         sampled: by layer, of the threshold that one in SAMPLE blocks of the step's own scores gives.
+        guesses: ways to foretell, under CAPS in a pool of POOL; means over layers.
+        driven: the runtime on this trace.
     """
 
     name: str
@@ -66,6 +88,8 @@ class Measured:
     forecasts: list[list[Forecast]]
     prefetches: list[Prefetch]
     sampled: list[Prefetch]
+    guesses: list[Guess]
+    driven: Driven
 
 
 def load(name: str) -> Trace:
@@ -92,7 +116,24 @@ def measure(name: str, trace: Trace) -> Measured:
         averaged.append(prefetch(make_pool(steps, slots, "echo"), moving_average(steps.kth_score, 0.5)))
         sampled.append(prefetch(make_pool(steps, slots, "echo"), thresholds_of_samples(steps)))
     shares, rates = overlap(trace), misses(trace)
-    return Measured(name, trace, shares, rates, clusters, scattered, foretold, averaged, sampled)
+    return Measured(
+        name, trace, shares, rates, clusters, scattered, foretold, averaged, sampled, guess(trace), driven(trace)
+    )
+
+
+def guess(trace: Trace) -> list[Guess]:
+    """A moving average, the last selection scored anew, and the product's rule."""
+    return averages(few_ranks(trace), slots_of(trace, POOL), [0.5], CAPS)
+
+
+def driven(trace: Trace) -> Driven:
+    """The runtime selects, prefetches and recalls what the trace's scores ask for."""
+    counts = drive(trace, slots_of(trace, POOL), device="cpu", prefetch_cap=1000)
+    second = slice(trace.steps // 2, None)
+    selected = counts.misses[second].size * trace.top_k
+    wasted = (counts.prefetched - counts.prefetched_used)[second].sum() / selected
+    full = counts.full_selects[second].mean()
+    return Driven(float(wasted), float(counts.misses[second].sum() / selected), float(full))
 
 
 def misses(trace: Trace) -> Comparison:

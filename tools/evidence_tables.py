@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evidence_measure import ALPHAS, DISTANCES, POOL, POOLS, RANKS, SAMPLE, Measured, few_ranks, turns
+from evidence_measure import ALPHAS, CAPS, DISTANCES, POOL, POOLS, RANKS, SAMPLE, Driven, Measured, few_ranks, turns
 
 from echo.traces import Trace, shipped
 from echo.traces.comparison import Comparison, compare
 from echo.traces.policies import POLICIES
+from echo.traces.predictor import Guess
 from echo.traces.statistics import overlap
 
 _SHOWN = (0.0, 0.3, 0.5, 0.7, 0.9)  # of ALPHAS
@@ -303,6 +304,45 @@ def prefetches(real: Sequence[Measured], made: Sequence[Measured]) -> str:
     )
     columns = ["% of k: in vain / still missed", "missed without", *(f"alpha {alpha:g}" for alpha in _SHOWN)]
     return f"{head}\n\n{table([*columns, f'one block in {SAMPLE}'], rows)}"
+
+
+def predictors(real: Sequence[Measured], made: Sequence[Measured]) -> str:
+    """The product's rule beside others."""
+    rows = [predictor_row(one.name, one.guesses, one.driven) for one in [*real, *made]]
+    full = float(np.mean([one.driven.full for one in real]))
+    average = float(np.mean([guess.full for one in real for guess in one.guesses if guess.name == "alpha 0.5"]))
+    head = (
+        f"Over the four traces the runtime searched all scores of {100 * full:.1f} % of its query rows, since their "
+        f"candidates did not do; those above a moving average with alpha 0.5 would not in {100 * average:.1f} %."
+    )
+    columns = [
+        "",
+        "missed without",
+        "alpha 0.5: error, candidates / k",
+        *(f"cap {cap:g}" for cap in CAPS),
+        "rescore: candidates / k",
+        "sample: error, candidates / k",
+        *(f"cap {cap:g}" for cap in CAPS),
+        "the runtime, no cap",
+    ]
+    return f"{head}\n\n{table(columns, rows)}"
+
+
+def predictor_row(name: str, guesses: Sequence[Guess], driven: Driven) -> list[str]:
+    """Of one trace."""
+    average, rescore, sample = (
+        [guess for guess in guesses if guess.name == way] for way in ("alpha 0.5", "rescore", "sample")
+    )
+    return [
+        f"`{name}`",
+        *percents([average[0].misses]),
+        f"{average[0].error:.2f}, {average[0].candidates:.2f}",
+        *(_pair(guess.wasted, guess.left) for guess in average),
+        f"{rescore[0].candidates:.1f}",
+        f"{sample[0].error:.2f}, {sample[0].candidates:.2f}",
+        *(_pair(guess.wasted, guess.left) for guess in sample),
+        _pair(driven.wasted, driven.left),
+    ]
 
 
 def _pair(wasted: Any, left: Any) -> str:

@@ -5,8 +5,10 @@
 #   sanitize       the C++ CUDA tests under the four tools of compute-sanitizer -> sanitize.json
 #   demo           echo-kv demo with as long a text as its model takes -> demo.json, demo.png
 #   doctor         echo-kv doctor
+#   profile        echo-kv profile --synthetic (arguments go to it) -> profile.json, profile-trace.json, profile.png
 #   bench-recall   bench/test_recall.py -> recall.json (arguments go to pytest: -k, --update-baseline)
-#   bench-score    bench/test_score.py -> score.json, bench-attention -> attention.json, likewise
+#   bench-score    bench/test_score.py -> score.json, bench-attention -> attention.json, bench-select -> select.json,
+#                  bench-layer -> layer.json, bench-indexer -> prefetch.json and prefetch.png, likewise
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 set -euo pipefail
@@ -79,7 +81,13 @@ case "$part" in
     build
     "$PYTHON" -m echo.cli doctor
     ;;
-  bench-recall | bench-score | bench-attention)
+  profile)
+    build
+    "$PYTHON" -m echo.cli profile --synthetic --json build/profile.json --trace "$ECHO_RESULTS/profile-trace.json" \
+      --plot "$ECHO_RESULTS/profile.png" "$@"
+    "$PYTHON" bench/record.py profile build/profile.json
+    ;;
+  bench-recall | bench-score | bench-attention | bench-select | bench-layer | bench-indexer)
     build_bench
     "$PYTHON" -m pytest -p no:cacheprovider --benchmark-only --benchmark-columns=min,median,max \
       "bench/test_${part#bench-}.py" "$@"
@@ -89,7 +97,7 @@ case "$part" in
     "$PYTHON" "bench/${part#bench-}.py" "$@"
     ;;
   *)
-    sed -n '2,11p' "$0"
+    sed -n '2,13p' "$0"
     exit 2
     ;;
 esac

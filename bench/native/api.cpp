@@ -8,21 +8,27 @@
 #include "host_rows.hpp"
 #include "recall_case.hpp"
 #include "runtime/backends.hpp"
+#include "step_case.hpp"
 
 #define ECHO_BENCH_API extern "C" __attribute__((visibility("default")))
 
 using echo::bench::EchoBenchCase;
+using echo::bench::EchoStepCase;
+using echo::bench::EchoStepReplay;
+using echo::bench::EchoStepResult;
 using echo::bench::error_text;
 using echo::bench::guarded;
 using echo::bench::HostRows;
 using echo::bench::Kind;
 using echo::bench::RecallCase;
+using echo::bench::StepCase;
 
 struct EchoBench {
   explicit EchoBench(std::int64_t host_bytes) : host(host_bytes) {}
 
   HostRows host;
   std::optional<RecallCase> recall;
+  std::optional<StepCase> step;
 };
 
 ECHO_BENCH_API int echo_bench_devices() { return echo::cuda_device_count(); }
@@ -55,4 +61,21 @@ ECHO_BENCH_API int echo_bench_nodes(EchoBench* bench, std::int32_t kind, std::in
 }
 ECHO_BENCH_API int echo_bench_verify(EchoBench* bench) {
   return guarded([&] { bench->recall.value().verify(); });
+}
+
+/// The same for decode steps.
+ECHO_BENCH_API int echo_bench_step_create(EchoBench* bench, const EchoStepCase* sizes) {
+  return guarded([&] {
+    bench->step.reset();
+    bench->step.emplace(*sizes, bench->host);
+  });
+}
+ECHO_BENCH_API int echo_bench_step_destroy(EchoBench* bench) {
+  return guarded([&] { bench->step.reset(); });
+}
+ECHO_BENCH_API int echo_bench_step_replay(EchoBench* bench, const EchoStepReplay* what, EchoStepResult* result) {
+  return guarded([&] { *result = bench->step.value().replay(*what); });
+}
+ECHO_BENCH_API int echo_bench_step_verify(EchoBench* bench) {
+  return guarded([&] { bench->step.value().verify(); });
 }

@@ -57,7 +57,7 @@ __device__ bool same_bytes(const CheckParams& p, const LayerView& layer, std::in
   bool same = true;
   for (std::int32_t word = lane_index(); word < layer.row_bytes / 4; word += kWarp) {
     const std::uint32_t expected =
-        appended ? in_slab[word] : row_word(static_cast<std::int32_t>(blockIdx.y), row, word);
+        appended ? in_slab[word] : row_word(static_cast<std::int32_t>(blockIdx.y), row, word, layer.row_bytes);
     same = same && found[word] == expected;
   }
   return same;
@@ -95,7 +95,7 @@ __global__ __launch_bounds__(kThreads) void check_slots(CheckParams p) {
 }  // namespace
 
 void launch_check(const CheckParams& params, const LaunchContext& context) {
-  const dim3 grid(kBlocks, kLayers);
+  const dim3 grid(kBlocks, static_cast<unsigned>(params.layer_count));
   launch(context, check_entries, grid, kThreads, 0, params);
   launch(context, check_host_rows, grid, kThreads, 0, params);
   launch(context, check_slots, grid, kThreads, 0, params);

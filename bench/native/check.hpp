@@ -16,12 +16,13 @@ struct Findings {
 };
 
 struct CheckParams {
-  const LayerView* layers;  ///< [kLayers]
+  const LayerView* layers;  ///< [layer_count]
+  std::int32_t layer_count;
   StepView step;
   std::int32_t slots;  ///< of a layer
   std::int64_t host_rows;
   std::int64_t layer_entries;
-  const std::int32_t* selection;     ///< [kLayers, rows, kTopK]
+  const std::int32_t* selection;     ///< [layer_count, rows, kTopK]
   const std::int32_t* chosen_slots;  ///< what recall made of it
   bool bytes;                        ///< whether the pools' bytes are looked at
   std::int32_t session_rows;         ///< host rows of a session ...

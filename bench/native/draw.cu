@@ -19,24 +19,6 @@ constexpr int kThreads = 512;
 constexpr std::int32_t kWordBits = 32;
 constexpr std::int32_t kNoSlot = 1 << 30;
 
-/// The place of i in a random permutation of [0, count), another for each key: bijections of the next power of two,
-/// repeated until the result is in range.
-__device__ std::int32_t permuted(std::int32_t i, std::int32_t count, std::uint32_t key) {
-  const int bits = max(1, 32 - __clz(count - 1));
-  const std::uint32_t mask = (1U << bits) - 1U;
-  const int shift = (bits + 1) / 2;
-  auto x = static_cast<std::uint32_t>(i);
-  do {
-#pragma unroll
-    for (std::uint32_t round = 0; round < 3; ++round) {
-      x = (x + hash(key, round)) & mask;
-      x = (x * 0x9E3779B1U) & mask;
-      x ^= x >> shift;
-    }
-  } while (x >= static_cast<std::uint32_t>(count));
-  return static_cast<std::int32_t>(x);
-}
-
 struct Bitmaps {
   std::uint32_t* chosen;
   std::uint32_t* missing;

@@ -9,11 +9,19 @@
 
 namespace echo::bench {
 
-/// Pools and maps of all layers, empty, allocated as a runtime does it.
+struct LayerSizes {
+  std::int32_t layers;
+  std::int32_t slots;  ///< of a layer
+  std::int32_t row_bytes;
+  std::int64_t host_rows;
+  std::int64_t index_block_bytes;  ///< 0: no index keys
+};
+
+/// Pools and maps of all layers, empty, allocated as a runtime does it; index keys are what memory held before.
 class Layers {
  public:
-  /// `slabs`: device alias of kLayers slabs of host rows without gaps.
-  Layers(Backend& backend, std::int32_t slots, std::int32_t row_bytes, std::int64_t host_rows, std::byte* slabs);
+  /// `slabs`: device alias of the layers' slabs of host rows, without gaps.
+  Layers(Backend& backend, const LayerSizes& sizes, std::byte* slabs);
 
   std::span<const LayerView> views() const { return views_; }
   const LayerView* device_views() const { return device_views_.data<LayerView>(); }
@@ -29,9 +37,11 @@ class Layers {
     Buffer host_of;
     Buffer stamp;
     Buffer free_slots;
+    Buffer index_keys;
   };
 
   Backend& backend_;
+  LayerSizes sizes_;
   Buffer replacement_;
   Buffer counters_;
   Buffer device_views_;

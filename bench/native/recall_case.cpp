@@ -8,6 +8,7 @@
 #include "echo/errors.hpp"
 #include "echo/model_shape.hpp"
 #include "echo/runtime_config.hpp"
+#include "require.hpp"
 #include "rows.hpp"
 #include "runtime/backends.hpp"
 
@@ -16,12 +17,6 @@ namespace {
 
 constexpr std::size_t kOtherBytes = std::size_t{1} << 30;  ///< many L2 caches, and 0.25 ms in which calls can be made
 constexpr std::int32_t kRowDim = 576;
-
-void require(bool right, const char* field, std::int64_t value, const std::string& expected) {
-  if (!right) {
-    throw InvalidArgument(std::string(field) + ": " + std::to_string(value) + " given, expected " + expected);
-  }
-}
 
 EchoBenchCase checked(const EchoBenchCase& sizes) {
   require(sizes.batch > 0, "batch", sizes.batch, "at least 1");
@@ -60,7 +55,13 @@ RecallCase::RecallCase(const EchoBenchCase& sizes, HostRows& host)
       backend_(make_cuda_backend(0, RuntimeConfig{})),
       shape_(shape_of(sizes)),
       control_(*backend_, sessions_of(sizes)),
-      layers_(*backend_, sizes.pool_slots, sizes.row_bytes, control_.host_rows(), host.device()),
+      layers_(*backend_,
+              {.layers = kLayers,
+               .slots = sizes.pool_slots,
+               .row_bytes = sizes.row_bytes,
+               .host_rows = control_.host_rows(),
+               .index_block_bytes = 0},
+              host.device()),
       layer_entries_(static_cast<std::int64_t>(control_.sessions()) * kTopK) {
   backend_->use_stream(reinterpret_cast<std::uintptr_t>(stream_.get()));
   backend_->prepare({.shape = shape_,
@@ -85,7 +86,7 @@ RecallCase::RecallCase(const EchoBenchCase& sizes, HostRows& host)
   gathered_ = allocate(static_cast<std::int64_t>(sizes_.misses) * sizes_.row_bytes, "gathered rows");
   other_data_ = allocate(kOtherBytes, "other data");
   draw_failed_ = allocate(8, "result of the draw");
-  host_.fill(sizes_.row_bytes, control_.host_rows(), context());
+  host_.fill(kLayers, sizes_.row_bytes, control_.host_rows(), context());
   fill_pools();
 }
 
@@ -120,7 +121,7 @@ void RecallCase::prepare(const Pass& pass) {
                        context());
   }
   if (pass.new_rows) {
-    launch_fill_kv(kv_.data<std::uint16_t>(), kRowDim, step, context());
+    launch_fill_kv(kv_.data<std::uint16_t>(), kLayers, kRowDim, step, context());
   }
   launch_draw({.layers = layers_.device_views(),
                .step = step,

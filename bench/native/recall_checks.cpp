@@ -18,6 +18,7 @@ void RecallCase::check_pools() {
   backend_->fill(buffer.data(), 0, buffer.bytes());
   const bool has_new = sizes_.new_rows != 0;
   launch_check({.layers = layers_.device_views(),
+                .layer_count = kLayers,
                 .step = control_.step(sizes_.batch),
                 .slots = sizes_.pool_slots,
                 .host_rows = control_.host_rows(),
@@ -63,7 +64,7 @@ void RecallCase::check_new_host_rows() const {
           encode_row(values.data(), shape_, expected.data());
         } else {
           for (std::size_t word = 0; word < row_bytes / 4; ++word) {
-            const std::uint32_t bits = row_word(layer, row, static_cast<std::int32_t>(word));
+            const std::uint32_t bits = row_word(layer, row, static_cast<std::int32_t>(word), sizes_.row_bytes);
             std::memcpy(expected.data() + 4 * word, &bits, sizeof bits);
           }
         }

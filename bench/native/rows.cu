@@ -27,8 +27,8 @@ __global__ __launch_bounds__(kThreads) void fill_slabs(std::byte* slabs, std::in
   for (std::int64_t i = thread_of_grid(); i < host_rows * row_pieces; i += threads_of_grid()) {
     const auto row = static_cast<std::int32_t>(i / row_pieces);
     const auto word = static_cast<std::int32_t>(i % row_pieces) * kPieceWords;
-    slab[i] = make_uint4(row_word(layer, row, word), row_word(layer, row, word + 1), row_word(layer, row, word + 2),
-                         row_word(layer, row, word + 3));
+    slab[i] = make_uint4(row_word(layer, row, word, row_bytes), row_word(layer, row, word + 1, row_bytes),
+                         row_word(layer, row, word + 2, row_bytes), row_word(layer, row, word + 3, row_bytes));
   }
 }
 
@@ -93,8 +93,9 @@ __global__ __launch_bounds__(kThreads) void gather(GatherParams p) {
 
 }  // namespace
 
-void launch_fill_slabs(std::byte* slabs, std::int32_t row_bytes, std::int64_t host_rows, const LaunchContext& context) {
-  launch(context, fill_slabs, dim3(16, kLayers), kThreads, 0, slabs, row_bytes, host_rows);
+void launch_fill_slabs(std::byte* slabs, std::int32_t layers, std::int32_t row_bytes, std::int64_t host_rows,
+                       const LaunchContext& context) {
+  launch(context, fill_slabs, dim3(16, static_cast<unsigned>(layers)), kThreads, 0, slabs, row_bytes, host_rows);
 }
 
 void launch_fill_scores(float* scores, std::int64_t stride, float* kth_score, const StepView& step, std::uint32_t seed,
@@ -103,8 +104,10 @@ void launch_fill_scores(float* scores, std::int64_t stride, float* kth_score, co
          kth_score, step, seed);
 }
 
-void launch_fill_kv(std::uint16_t* kv, std::int32_t dims, const StepView& step, const LaunchContext& context) {
-  launch(context, fill_kv, dim3(static_cast<unsigned>(step.rows), kLayers), kThreads, 0, kv, dims, step);
+void launch_fill_kv(std::uint16_t* kv, std::int32_t layers, std::int32_t dims, const StepView& step,
+                    const LaunchContext& context) {
+  launch(context, fill_kv, dim3(static_cast<unsigned>(step.rows), static_cast<unsigned>(layers)), kThreads, 0, kv, dims,
+         step);
 }
 
 void launch_touch(const std::byte* data, std::size_t bytes, std::uint32_t* sink, const LaunchContext& context) {

@@ -3,14 +3,14 @@
 // fetch. Any number of blocks may do so at the same time; each begins at a place of its own in the pool.
 //
 // Free slots are popped together. Then, window by window: a thread per slot reads stamp and host row (coalesced) and
-// the row's score (three dependent loads, mostly from the L2 cache), a histogram of coldness in shared memory says down
+// the row's score (two dependent loads, mostly from the L2 cache), a histogram of coldness in shared memory says down
 // to which level slots go, and those threads claim theirs by compare-and-swap. The first window is looked at ahead,
 // while the other half looks rows up: the chain of loads is longer than all the rest. Who loses a slot to another block
 // leaves a gap that a later window fills. Behind the planned windows the block makes one turn of the pool for whatever
 // may be taken; a slot that was passed then can never be taken again within the call, so one turn proves that none is
 // left. The CPU's hand is a number that is kept; here it follows from tick and block, so that no block waits to read
-// it. The claimers never touch host memory: what waits for the link would hold them up. Cost (estimated): 1 us for a
-// window that was looked at ahead, 3 us for any other.
+// it. The claimers do not touch host memory before they are done: what waits for the link would hold them up. Cost on
+// an H200: 2 us from the list of missing rows to their slots, for a window that was looked at ahead.
 
 #include "cache_manager/residency.cuh"
 #include "cache_manager/row_scores.hpp"
@@ -63,30 +63,53 @@ __device__ inline ClaimPlace claim_place(const LayerView& layer, std::int32_t no
   return {static_cast<std::int32_t>(first), static_cast<std::int32_t>(min(share, std::uint32_t{kClaimers}))};
 }
 
-/// The slot `passed` places behind the first of the windows, at most two turns of the pool.
-__device__ inline Sight look_at(const LayerView& layer, const RowScores& scores, std::int32_t now,
-                                const ClaimPlace& place, std::uint32_t passed) {
+/// What there is in the slot `passed` places behind the first of the windows, at most two turns of the pool.
+__device__ inline Sight read_slot(const LayerView& layer, const ClaimPlace& place, std::uint32_t passed) {
   const auto slots = static_cast<std::uint32_t>(layer.slots);
   std::uint32_t slot = static_cast<std::uint32_t>(place.first) + passed % slots;
   slot -= slot < slots ? 0U : slots;
   Sight sight;
-  sight.stamp = stamp_word(layer, static_cast<std::int32_t>(slot)).load(cuda::memory_order_relaxed);
-  sight.row = host_word(layer, static_cast<std::int32_t>(slot)).load(cuda::memory_order_relaxed);
-  if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
-    sight.slot = static_cast<std::int32_t>(slot);
-    sight.candidate = {scores.distance(sight.row), age_of(sight.stamp, now)};
-  }
+  sight.slot = static_cast<std::int32_t>(slot);
+  sight.stamp = stamp_word(layer, sight.slot).load(cuda::memory_order_relaxed);
+  sight.row = host_word(layer, sight.slot).load(cuda::memory_order_relaxed);
   return sight;
 }
 
-/// What a claimer sees of the first window: nothing, if the layer has not needed slots lately.
+/// Whether it may be taken, and how cold it is.
+__device__ inline void judge(const RowScores& scores, std::int32_t now, Sight& sight) {
+  if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
+    sight.candidate = {scores.distance(sight.row), now - sight.stamp};
+  } else {
+    sight.slot = kNone;
+  }
+}
+
+__device__ inline Sight look_at(const LayerView& layer, const RowScores& scores, std::int32_t now,
+                                const ClaimPlace& place, std::uint32_t passed) {
+  Sight sight = read_slot(layer, place, passed);
+  judge(scores, now, sight);
+  return sight;
+}
+
+/// What a claimer sees of the first window: nothing, if the layer has not needed slots lately. Also reads how many
+/// slots are free. All of that is under way together, and the first look of the block at its layer.
 __device__ inline Sight look_ahead(const LayerView& layer, const RowScores& scores, std::int32_t now,
-                                   const ClaimPlace& place, std::int32_t claimer) {
-  const std::int32_t missed = AtomicWord(layer.replacement->missed).load(cuda::memory_order_relaxed);
-  if (claimer >= place.window || now - missed > kExpectMisses) {
+                                   const ClaimPlace& place, std::int32_t claimer, ClaimShared& shared) {
+  if (claimer >= place.window) {
     return {};
   }
-  return look_at(layer, scores, now, place, static_cast<std::uint32_t>(claimer));
+  const std::int32_t missed = AtomicWord(layer.replacement->missed).load(cuda::memory_order_relaxed);
+  const std::int32_t free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
+  Sight sight = read_slot(layer, place, static_cast<std::uint32_t>(claimer));
+  if (now - missed <= kExpectMisses) {
+    judge(scores, now, sight);
+  } else {
+    sight = {};
+  }
+  if (claimer == 0) {
+    shared.free = free;
+  }
+  return sight;
 }
 
 /// Finds the level down to which `quota` slots go. By one warp.

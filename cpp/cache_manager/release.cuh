@@ -1,15 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/launch.hpp"
 #include "kernels/params.hpp"
 
 namespace echo {
 
-/// Unmaps runs of host rows in all layers: a block per run and layer, so runs should be short.
-/// `layers` and `runs` are device memory.
-void launch_release(const LayerView* layers, std::int32_t layer_count, const RowRun* runs, std::int32_t run_count,
+/// Unmaps runs of host rows in all layers: a block per run and layer, so runs should be short. `layers` are in device
+/// memory, `runs` need not live longer than the call.
+void launch_release(const LayerView* layers, std::int32_t layer_count, std::span<const RowRun> runs,
                     const LaunchContext& context);
 
 }  // namespace echo

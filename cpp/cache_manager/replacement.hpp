@@ -29,9 +29,10 @@ inline constexpr std::int32_t kLeastSpread = 8;  ///< ... and the fewest, where 
 inline constexpr std::int32_t kWindowGrain = 32;
 
 struct ReplacementState {
-  std::int32_t hand;        ///< where the next window begins (CPU)
-  std::int32_t free;        ///< slots on the stack of free ones
-  std::int32_t missed = 0;  ///< latest tick in which slots were needed (GPU: whether to expect it again)
+  std::int32_t hand;         ///< where the next window begins (CPU)
+  std::int32_t free;         ///< slots on the stack of free ones
+  std::int32_t missed = 0;   ///< latest tick in which slots were needed (GPU: whether to expect it again)
+  std::uint32_t copied = 0;  ///< blocks of the call under way that have copied their rows (GPU), 0 between calls
 };
 
 /// Stamp of a row that was fetched ahead in this tick and has not been used.

@@ -90,15 +90,18 @@ __host__ __device__ inline std::int32_t look_up(const LayerView& layer, std::int
 }
 
 /// Slot of a row that another thread of this launch makes resident, protected; kNone if that thread got no slot.
+/// A slot that follows kPending is the row's for the rest of the launch: nobody takes what is claimed or of this tick.
 __host__ __device__ inline std::int32_t wait_for(const LayerView& layer, std::int32_t row, std::int32_t now) {
+  bool pending = false;
   for (;;) {
     const std::int32_t slot = slot_word(layer, row).load(cuda::memory_order_relaxed);
     if (slot == failed_at(now)) {
       return kNone;
     }
-    if (slot >= 0 && protect(layer, slot, row, now) == Protection::done) {
+    if (slot >= 0 && (pending || protect(layer, slot, row, now) == Protection::done)) {
       return slot;
     }
+    pending = pending || slot == kPending;
 #ifdef __CUDA_ARCH__
     __nanosleep(20);
 #endif

@@ -59,12 +59,22 @@ __global__ __launch_bounds__(kAppendThreads, 1) void append(AppendParams p, Kern
   if (p.index_key != nullptr && warp_index() < kAppendRows && row < p.step.rows) {
     put_key(p, row, errors);
   }
-  if (p.kv != nullptr) {
-    const std::int32_t now = *p.step.tick;
-    const ClaimPlace place =
-        claim_place(p.layer, now, static_cast<std::int32_t>(blockIdx.x), static_cast<std::int32_t>(gridDim.x));
-    append_rows(p, RowScores{}, now, place, first, shared, errors);
+  if (p.kv == nullptr) {
+    return;
   }
+  if (p.to_slots) {
+    append_to_slots(p, RowScores{}, *p.step.tick, first, shared, errors);
+  }
+  if (warp_index() >= kAppendRows || row >= p.step.rows) {
+    return;
+  }
+  if (!p.to_slots && lane_index() == 0) {
+    const std::int32_t target = new_host_row(p.layer, p.step, row, errors);
+    if (target != kNone) {
+      release_row(p.layer, target);  // what a slot holds of it would be out of date
+    }
+  }
+  append_to_host(p, row, errors);
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
 #pragma once
-// append_rows: new KV rows in their stored format, to their host rows (the backup) and to their slots, by one block.
+// append_rows: new KV rows in their stored format, to their slots and to their host rows (the backup).
 //
-// A warp per row. First the maps: rows that have a slot keep it, the others get one (claim_slots). Then lanes encode in
-// step, so that each of their 4-byte words lies next to its neighbour's: stores are 128 bytes wide, also across the
-// link. FP8: a round per group of 128 elements, four per lane, whose maximum is found by shuffles. Slot and host row
-// get the same words. Cost: a decode step's rows are a few kilobytes, so this is a launch and a claim; 512 rows of a
-// prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate, without being waited for.
+// A warp per row and place; both get the same words. For the slots, first the maps: rows that have one keep it, the
+// others get one (claim_slots). In a launch that others wait in, other blocks write the host rows: a fence behind
+// stores to the host waits until they have arrived. Lanes encode in step, so that each of their 4-byte words lies next
+// to its neighbour's: stores are 128 bytes wide, also across the link. FP8: groups of 128 elements, four per lane,
+// whose maximum is found by shuffles. Cost: a decode step's rows are a few kilobytes, so this is a launch and a claim;
+// 512 rows of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate, without being waited for.
 
 #include "cache_manager/claim_slots.cuh"
 #include "kernels/elements.cuh"
@@ -32,90 +33,103 @@ __device__ inline void count(std::int64_t* counter, std::int32_t number) {
   }
 }
 
-/// The places of one row.
-struct RowTarget {
-  std::uint32_t* host;
-  std::uint32_t* slot;  ///< null where the row has none
-
-  __device__ void put(std::int32_t word, std::uint32_t value) const {
-    host[word] = value;
-    if (slot != nullptr) {
-      slot[word] = value;
-    }
-  }
-};
-
-/// Elements [first, first + count) as bf16, from `word` on.
-__device__ inline void put_bf16(const AppendParams& p, std::int64_t first, std::int32_t count, std::int32_t word,
-                                const RowTarget& target) {
+/// Elements [first, first + count) as bf16, from a word of the row on.
+__device__ inline void put_bf16(const AppendParams& p, std::int64_t first, std::int32_t count, std::uint32_t* words) {
   for (std::int32_t i = lane_index(); i < count / 2; i += kWarp) {
-    target.put(word + i,
-               pack_bf16(load_float(p.kv, p.kv_dtype, first + 2 * i), load_float(p.kv, p.kv_dtype, first + 2 * i + 1)));
+    words[i] = pack_bf16(load_float(p.kv, p.kv_dtype, first + 2 * i), load_float(p.kv, p.kv_dtype, first + 2 * i + 1));
   }
 }
 
-__device__ inline void put_fp8(const AppendParams& p, std::int64_t first, const RowTarget& target) {
+__device__ inline void put_fp8(const AppendParams& p, std::int64_t first, std::uint32_t* words) {
   static_assert(kFp8Group == 4 * kWarp);
+  constexpr std::int32_t kAtOnce = 4;  // groups whose elements are under way together
   const std::int32_t groups = p.shape.latent_dim / kFp8Group;
   const std::int32_t scales = p.shape.latent_dim / 4;  // word of the first scale
-  for (std::int32_t group = 0; group < groups; ++group) {
-    float values[4];
-    float amax = 0.0F;
-    for (int i = 0; i < 4; ++i) {
-      values[i] = load_float(p.kv, p.kv_dtype, first + group * kFp8Group + lane_index() * 4 + i);
-      amax = amax_with(amax, values[i]);
+  for (std::int32_t done = 0; done < groups; done += kAtOnce) {
+    float values[kAtOnce][4];
+#pragma unroll
+    for (std::int32_t i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (std::int32_t j = 0; j < 4; ++j) {
+        const std::int64_t element = first + (done + i) * kFp8Group + lane_index() * 4 + j;
+        values[i][j] = done + i < groups ? load_float(p.kv, p.kv_dtype, element) : 0.0F;
+      }
     }
-    const float scale = power_of_two_scale(warp_max(amax));
-    for (float& value : values) {
-      value = scaled_down(value, scale);
-    }
-    target.put(group * kWarp + lane_index(), pack_e4m3(values[0], values[1], values[2], values[3]));
-    if (lane_index() == 0) {
-      target.put(scales + group, bits_of(scale));
+#pragma unroll
+    for (std::int32_t i = 0; i < kAtOnce; ++i) {
+      float amax = 0.0F;
+      for (const float value : values[i]) {
+        amax = amax_with(amax, value);
+      }
+      const float scale = power_of_two_scale(warp_max(amax));
+      for (float& value : values[i]) {
+        value = scaled_down(value, scale);
+      }
+      if (done + i < groups) {
+        words[(done + i) * kWarp + lane_index()] = pack_e4m3(values[i][0], values[i][1], values[i][2], values[i][3]);
+        if (lane_index() == 0) {
+          words[scales + done + i] = bits_of(scale);
+        }
+      }
     }
   }
-  put_bf16(p, first + p.shape.latent_dim, p.shape.rope_dim, scales + groups, target);
+  put_bf16(p, first + p.shape.latent_dim, p.shape.rope_dim, words + scales + groups);
+}
+
+/// Fetches what put_row will read into the L2 cache, without waiting.
+__device__ inline void prefetch_row(const AppendParams& p, std::int32_t row) {
+  const std::int32_t dim = p.shape.latent_dim + p.shape.rope_dim;
+  const std::int32_t bytes = p.kv_dtype == DType::u8 ? p.layer.row_bytes : dim * (p.kv_dtype == DType::f32 ? 4 : 2);
+  const std::byte* first = row_address(static_cast<const std::byte*>(p.kv), row, bytes);
+  for (std::int32_t done = lane_index() * kCacheLine; done < bytes; done += kWarp * kCacheLine) {
+    prefetch(first + done);
+  }
 }
 
 /// Encodes the new row `row` of the pass. By one warp.
-__device__ inline void put_row(const AppendParams& p, std::int32_t row, const RowTarget& target) {
+__device__ inline void put_row(const AppendParams& p, std::int32_t row, std::byte* to) {
   const std::int32_t dim = p.shape.latent_dim + p.shape.rope_dim;
   const std::int64_t first = static_cast<std::int64_t>(row) * dim;
+  auto* words = reinterpret_cast<std::uint32_t*>(to);
   if (p.kv_dtype == DType::u8) {
-    const auto* words = reinterpret_cast<const std::uint32_t*>(
+    const auto* encoded = reinterpret_cast<const std::uint32_t*>(
         row_address(static_cast<const std::byte*>(p.kv), row, p.layer.row_bytes));
     for (std::int32_t i = lane_index(); i < p.layer.row_bytes / 4; i += kWarp) {
-      target.put(i, words[i]);
+      words[i] = encoded[i];
     }
   } else if (p.shape.row_format == RowFormat::fp8_656) {
-    put_fp8(p, first, target);
+    put_fp8(p, first, words);
   } else if (p.shape.row_format == RowFormat::bf16_1152) {
-    put_bf16(p, first, dim, 0, target);
+    put_bf16(p, first, dim, words);
   } else {
     for (std::int32_t i = lane_index(); i < dim; i += kWarp) {
-      target.put(i, bits_of(load_float(p.kv, p.kv_dtype, first + i)));
+      words[i] = bits_of(load_float(p.kv, p.kv_dtype, first + i));
     }
   }
 }
 
-/// Rows [first, first + kAppendRows) of the pass, those that there are, in tick `now`. By a block of kAppendThreads.
-/// Which rows its claims evict is decided by `scores` and `place`.
-__device__ inline void append_rows(const AppendParams& p, const RowScores& scores, std::int32_t now,
-                                   const ClaimPlace& place, std::int32_t first, AppendShared& shared,
-                                   const KernelErrorView& errors) {
+/// The host row of the new row `row` of the pass, if there is one. By one warp.
+__device__ inline void append_to_host(const AppendParams& p, std::int32_t row, const KernelErrorView& errors) {
+  const std::int32_t target = row < p.step.rows ? new_host_row(p.layer, p.step, row, errors) : kNone;
+  if (target != kNone) {
+    put_row(p, row, row_address(p.layer.slab, target, p.layer.host_stride));
+  }
+}
+
+/// The slots of rows [first, first + kAppendRows) of the pass, those that there are, in tick `now`. By a block of
+/// kAppendThreads. Which rows its claims evict is decided by `scores`. The block must not have stored to host rows: its
+/// fences would wait until those have arrived there.
+__device__ inline void append_to_slots(const AppendParams& p, const RowScores& scores, std::int32_t now,
+                                       std::int32_t first, AppendShared& shared, const KernelErrorView& errors) {
   const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kAppendRows * kWarp;
   if (threadIdx.x == 0) {
     shared.missing = 0;
   }
   __syncthreads();
   if (claimer >= 0) {
-    Sight ahead;
-    if (p.to_slots) {
-      ahead = look_ahead(p.layer, scores, now, place, claimer);
-      if (claimer == 0) {
-        shared.claim.free = AtomicWord(p.layer.replacement->free).load(cuda::memory_order_relaxed);
-      }
-    }
+    const ClaimPlace place =
+        claim_place(p.layer, now, static_cast<std::int32_t>(blockIdx.x), static_cast<std::int32_t>(gridDim.x));
+    const Sight ahead = look_ahead(p.layer, scores, now, place, claimer, shared.claim);
     meet(0, kAppendThreads);
     if (shared.missing == 0) {
       return;
@@ -131,19 +145,18 @@ __device__ inline void append_rows(const AppendParams& p, const RowScores& score
   }
 
   const std::int32_t row = first + warp_index();
+  if (row < p.step.rows) {
+    prefetch_row(p, row);
+  }
   const std::int32_t target = row < p.step.rows ? new_host_row(p.layer, p.step, row, errors) : kNone;
   std::int32_t slot = kNone;
   std::int32_t listed = kNone;
   if (lane_index() == 0 && target != kNone) {
-    if (p.to_slots) {
-      count(&p.layer.counters->appended, 1);
-      slot = look_up(p.layer, target, now);
-      if (slot == kNone) {
-        listed = atomicAdd(&shared.missing, 1);
-        shared.rows[listed] = target;
-      }
-    } else {
-      release_row(p.layer, target);  // what a slot holds of it would be out of date
+    count(&p.layer.counters->appended, 1);
+    slot = look_up(p.layer, target, now);
+    if (slot == kNone) {
+      listed = atomicAdd(&shared.missing, 1);
+      shared.rows[listed] = target;
     }
   }
   meet(0, kAppendThreads);
@@ -157,11 +170,8 @@ __device__ inline void append_rows(const AppendParams& p, const RowScores& score
     }
   }
   slot = __shfl_sync(kAllLanes, slot, 0);
-  if (target != kNone) {
-    put_row(
-        p, row,
-        {reinterpret_cast<std::uint32_t*>(row_address(p.layer.slab, target, p.layer.host_stride)),
-         slot < 0 ? nullptr : reinterpret_cast<std::uint32_t*>(row_address(p.layer.pool, slot, p.layer.row_bytes))});
+  if (slot >= 0) {
+    put_row(p, row, row_address(p.layer.pool, slot, p.layer.row_bytes));
   }
 }
 

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/warp.cuh"
+
 namespace echo {
 
 using SharedBarrier = std::uint64_t;
@@ -84,15 +86,6 @@ __device__ inline bool elect_lane() {
       "}\n"
       : "=r"(elected));
   return elected != 0;
-}
-
-/// A barrier of the hardware, for the `threads` of some warps: those that announce go on, those that join wait for all.
-/// They see what the others wrote before.
-__device__ inline void announce(int barrier, int threads) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ inline void join(int barrier, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /// How the L2 cache is to treat what a copy reads: give it up first if nobody will read it again.

@@ -21,6 +21,7 @@
 #include "kernels/score.hpp"
 #include "kernels/score_sm90.hpp"
 #include "kernels/select.hpp"
+#include "kernels/select_cluster.hpp"
 #include "runtime/backends.hpp"
 
 namespace echo {
@@ -70,6 +71,9 @@ CudaBackend::CudaBackend(int device, bool own_kernels)
       pinned_memory_(device) {
   require_device_code(device);
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
+  int major = 0;
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  early_launches_ = major >= 9;
 }
 
 CudaBackend::~CudaBackend() { retire(); }
@@ -86,6 +90,9 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
     }
   }
   score_sm90_ = own_kernels_ && prepare_score_sm90(sizes.shape, device_);
+  if (own_kernels_) {
+    select_cluster_ = plan_select_cluster(device_);
+  }
   Scratch& scratch = scratch_.emplace(device_memory_, sizes);
   fill(scratch.data(), 0, scratch.bytes());
 }
@@ -207,6 +214,9 @@ void CudaBackend::clear_next_sift(const ScoreParams& params) {
 
 void CudaBackend::select(const SelectParams& params) {
   const DeviceGuard guard(device_);
+  if (fits_select_cluster(params, select_cluster_)) {
+    return launch_select_cluster(params, select_cluster_, context());
+  }
   launch_select(params, context());
 }
 
@@ -249,12 +259,7 @@ void CudaBackend::release(std::span<const LayerView> layers, std::span<const Row
     staging_.upload(memory.layers(), layers.data(), layers.size_bytes(), stream_);
     released_layers_.assign(layers.begin(), layers.end());
   }
-  for (std::size_t first = 0; first < runs.size(); first += Scratch::kReleaseRuns) {
-    const std::size_t count = std::min<std::size_t>(Scratch::kReleaseRuns, runs.size() - first);
-    staging_.upload(memory.runs(), runs.data() + first, count * sizeof(RowRun), stream_);
-    launch_release(memory.layers(), static_cast<std::int32_t>(layers.size()), memory.runs(),
-                   static_cast<std::int32_t>(count), context());
-  }
+  launch_release(memory.layers(), static_cast<std::int32_t>(layers.size()), runs, context());
 }
 
 void CudaBackend::synchronize() {

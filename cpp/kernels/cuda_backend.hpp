@@ -17,6 +17,7 @@
 #include "kernels/launch.hpp"
 #include "kernels/pinned_memory.hpp"
 #include "kernels/scratch.hpp"
+#include "kernels/select_cluster.hpp"
 #include "kernels/staging_ring.hpp"
 #include "runtime/backend.hpp"
 
@@ -67,7 +68,7 @@ class CudaBackend final : public Backend {
   std::function<void()> capture(const std::function<void()>& body) override;
 
  private:
-  LaunchContext context() const { return {stream_, multiprocessors_, errors_.view()}; }
+  LaunchContext context() const { return {stream_, multiprocessors_, errors_.view(), early_launches_}; }
   /// The working memory. StateError before prepare, and InvalidArgument where a call exceeds what
   /// was prepared for.
   const Scratch& scratch() const;
@@ -84,6 +85,7 @@ class CudaBackend final : public Backend {
   bool own_kernels_;
   std::string name_;
   int multiprocessors_ = 0;
+  bool early_launches_ = false;
   Stream own_stream_;
   cudaStream_t stream_;
   Stream counter_stream_;  ///< beside the steps
@@ -94,6 +96,7 @@ class CudaBackend final : public Backend {
   StagingRing staging_;
   std::optional<Scratch> scratch_;
   bool score_sm90_ = false;                 ///< which kernel scores
+  SelectClusterPlan select_cluster_;        ///< how select runs, if it can run that way
   AttendClusterPlan attend_cluster_;        ///< how attend runs, if it can run that way
   std::vector<LayerView> released_layers_;  ///< what lies in the scratch for release
   std::deque<Event> marks_;                 ///< those not known to be done, oldest first

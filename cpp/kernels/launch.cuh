@@ -26,6 +26,39 @@ void launch(const LaunchContext& context, void (*kernel)(Parameters...), dim3 gr
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
+/// Likewise, for a kernel that may begin while the one before it on the stream ends: all its threads have to
+/// wait_for_kernel_before.
+template <typename... Parameters, typename... Arguments>
+void launch_early(const LaunchContext& context, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                  std::size_t shared_bytes, Arguments&&... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = context.stream;
+  config.attrs = &early;
+  config.numAttrs = context.early_launches ? 1 : 0;
+  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
+/// In a kernel of launch_early: until what ran before on the stream has ended and its writes are seen. Nothing that a
+/// kernel writes may be read, and nothing written, before.
+__device__ inline void wait_for_kernel_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets the next kernel on the stream begin, if it is of launch_early: it waits for this one's end, but is there then.
+__device__ inline void let_next_kernel_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /// Blocks of `per_block` that cover `count`.
 inline unsigned blocks_for(std::int64_t count, std::int64_t per_block) {
   return static_cast<unsigned>((count + per_block - 1) / per_block);

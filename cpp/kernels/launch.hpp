@@ -11,6 +11,7 @@ struct LaunchContext {
   cudaStream_t stream;
   int multiprocessors;  ///< of the device: grids that loop over their work are sized by it
   KernelErrorView errors;
+  bool early_launches = false;  ///< whether the device can launch a kernel before the one ahead of it has ended
 };
 
 }  // namespace echo

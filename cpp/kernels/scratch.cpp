@@ -26,7 +26,6 @@ struct Scratch::Layout {
     attend_sums = take<float>(attend_heads * shape.latent_dim);
     attend_shares = take<float2>(attend_heads);
     layers = take<LayerView>(sizes.layers);
-    runs = take<RowRun>(kReleaseRuns);
   }
 
   template <typename T>
@@ -42,7 +41,6 @@ struct Scratch::Layout {
   std::size_t attend_sums;
   std::size_t attend_shares;
   std::size_t layers;
-  std::size_t runs;
   std::size_t bytes = 0;
 };
 
@@ -58,7 +56,6 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
   attend_partials_ = {.sums = reinterpret_cast<float*>(base + layout.attend_sums),
                       .shares = reinterpret_cast<float2*>(base + layout.attend_shares)};
   layers_ = reinterpret_cast<LayerView*>(base + layout.layers);
-  runs_ = reinterpret_cast<RowRun*>(base + layout.runs);
 }
 
 }  // namespace echo

@@ -13,9 +13,6 @@ namespace echo {
 /// other. Verbs share it, because they run one after the other.
 class Scratch {
  public:
-  /// Runs of host rows that one launch of release takes.
-  static constexpr std::int32_t kReleaseRuns = 4096;
-
   Scratch(MemoryResource& memory, const ScratchSizes& sizes);
   static std::size_t bytes(const ScratchSizes& sizes);
 
@@ -26,7 +23,6 @@ class Scratch {
   const IndexQueryView& index_queries() const { return index_queries_; }
   const AttendPartials& attend_partials() const { return attend_partials_; }
   LayerView* layers() const { return layers_; }
-  RowRun* runs() const { return runs_; }
 
  private:
   struct Layout;
@@ -36,7 +32,6 @@ class Scratch {
   IndexQueryView index_queries_;
   AttendPartials attend_partials_;
   LayerView* layers_;
-  RowRun* runs_;
 };
 
 }  // namespace echo

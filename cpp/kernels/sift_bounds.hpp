@@ -1,7 +1,7 @@
 #pragma once
 // What a sample of a row's scores says about its k-th largest: the rules of sifting, shared by CPU and GPU code.
 //
-// Keys are counted in bins of their top 16 bits (sign, exponent, 7 bits of mantissa) around the predicted k-th key. Of
+// Keys are counted in bins of their top 15 bits (sign, exponent, 6 bits of mantissa) around the predicted k-th key. Of
 // every kSampleEvery-th key block `sampled` of `length` scores are counted, so the k best leave about
 // x = k * sampled / length counts; the bound of candidates is the bin with x + 4 sqrt(x) + 2 counts from there on: of
 // rows whose scores do not depend on their position one in 30,000 falls short of k candidates. Prefetch aims at k.
@@ -14,7 +14,7 @@
 
 namespace echo {
 
-inline constexpr int kSiftShift = 16;                 ///< bits of a key that its bin does not depend on
+inline constexpr int kSiftShift = 17;                 ///< bits of a key that its bin does not depend on
 inline constexpr std::uint32_t kNoKey = 0xFFFFFFFFU;  ///< above all keys
 
 /// Top bits of the keys in bin 0, may be negative.
@@ -25,13 +25,10 @@ ECHO_HOST_DEVICE std::int32_t bin_of(std::uint32_t key, std::int32_t first) {
   const std::int32_t bin = static_cast<std::int32_t>(key >> kSiftShift) - first;
   return bin < 0 ? 0 : (bin < kSiftBins ? bin : kSiftBins - 1);
 }
-/// The least key of a bin and those above; 0 if that is no key of a number.
+/// The least key of a bin and those above; 0 if that is none.
 ECHO_HOST_DEVICE std::uint32_t key_of_bin(std::int32_t bin, std::int32_t first) {
-  const std::int32_t least = static_cast<std::int32_t>(~(kFloatInf | kFloatSign) >> kSiftShift) + 1;
   const std::int32_t top = bin + first;
-  return top < least || top > static_cast<std::int32_t>((kFloatInf | kFloatSign) >> kSiftShift)
-             ? 0U
-             : static_cast<std::uint32_t>(top) << kSiftShift;
+  return top <= 0 || top >= 1 << (32 - kSiftShift) ? 0U : static_cast<std::uint32_t>(top) << kSiftShift;
 }
 
 /// Scores of a row of `length` tokens that its sample has.

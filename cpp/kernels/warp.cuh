@@ -36,6 +36,11 @@ __device__ inline T inclusive_warp_sum(T value) {
   return value;
 }
 
+inline constexpr std::int32_t kCacheLine = 128;
+
+/// Fetches a line into the L2 cache, without waiting.
+__device__ inline void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 /// A barrier of `threads` threads of the block; 0 is the one of __syncthreads.
 __device__ inline void meet(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -50,6 +55,15 @@ __device__ inline bool meet_or(int barrier, int threads, bool value) {
       : "r"(barrier), "r"(threads), "r"(value ? 1 : 0)
       : "memory");
   return any != 0;
+}
+
+/// A barrier of the hardware, for the `threads` of some warps: those that announce go on, those that join wait for all.
+/// They see what the others wrote before.
+__device__ inline void announce(int barrier, int threads) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ inline void join(int barrier, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /// Sum of the values of the threads before this one; `total` becomes the sum over all. Called by

@@ -5,6 +5,7 @@
 #include "reference/cache_ops.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "echo/errors.hpp"
@@ -18,34 +19,53 @@ void CacheOps::begin(std::int32_t tick) {
   tick_ = tick;
 }
 
+void CacheOps::protect(std::int32_t slot) {
+  layer_.counters->prefetched_used += layer_.stamp[slot] == prefetched_at(tick_) ? 1 : 0;
+  layer_.stamp[slot] = tick_;
+}
+
 void CacheOps::allocate(std::span<const std::int32_t> host_rows, const RowScores& scores) {
   ReplacementState& state = *layer_.replacement;
-  const auto wanted = static_cast<std::int64_t>(host_rows.size());
-  const auto from_stack = static_cast<std::size_t>(std::min<std::int64_t>(wanted, state.free));
-  const std::span<const std::int32_t> others = host_rows.subspan(from_stack);
-
+  const std::int64_t others = std::max<std::int64_t>(std::ssize(host_rows) - state.free, 0);
   const std::int32_t hand = state.hand;
   // More than the pool has are as impossible as one more than it has.
-  const auto needed = static_cast<std::int32_t>(std::min<std::int64_t>(std::ssize(others), layer_.slots + 1LL));
-  const std::vector<Victim> victims = choose_victims(needed, scores);
-  if (victims.size() < others.size()) {
+  const auto needed = static_cast<std::int32_t>(std::min<std::int64_t>(others, layer_.slots + 1LL));
+  const std::vector<Victim> victims = choose_victims(needed, scores, 0.0F);
+  if (std::ssize(victims) < others) {
     for (const Victim& victim : victims) {
       layer_.stamp[victim.slot] = victim.stamp;
     }
     state.hand = hand;
-    throw StateError("gpu_slots: " + std::to_string(wanted) + " slots wanted, but of " + std::to_string(layer_.slots) +
-                     " only " + std::to_string(from_stack + victims.size()) + " are not in use by this step");
+    throw StateError("gpu_slots: " + std::to_string(host_rows.size()) + " slots wanted, but of " +
+                     std::to_string(layer_.slots) + " only " + std::to_string(std::ssize(victims) + state.free) +
+                     " are not in use by this step");
   }
-  for (const std::int32_t row : host_rows.first(from_stack)) {
-    map(row, layer_.free_slots[--state.free]);
-  }
-  for (std::size_t i = 0; i < others.size(); ++i) {
-    evict(victims[i].slot);
-    map(others[i], victims[i].slot);
+  give(host_rows, victims, tick_);
+}
+
+std::size_t CacheOps::prefetch(std::span<const std::int32_t> host_rows, const RowScores& scores) {
+  const std::int32_t free = layer_.replacement->free;
+  const auto others =
+      static_cast<std::int32_t>(std::clamp<std::int64_t>(std::ssize(host_rows) - free, 0, layer_.slots));
+  const std::vector<Victim> victims = choose_victims(others, scores, std::numeric_limits<float>::min());
+  const std::size_t rows = std::min(host_rows.size(), static_cast<std::size_t>(free) + victims.size());
+  give(host_rows.first(rows), victims, prefetched_at(tick_));
+  return rows;
+}
+
+void CacheOps::give(std::span<const std::int32_t> host_rows, const std::vector<Victim>& victims, std::int32_t stamp) {
+  auto victim = victims.begin();
+  for (const std::int32_t row : host_rows) {
+    if (layer_.replacement->free > 0) {
+      map(row, layer_.free_slots[--layer_.replacement->free], stamp);
+    } else {
+      evict(victim->slot);
+      map(row, (victim++)->slot, stamp);
+    }
   }
 }
 
-std::vector<CacheOps::Victim> CacheOps::choose_victims(std::int32_t needed, const RowScores& scores) {
+std::vector<CacheOps::Victim> CacheOps::choose_victims(std::int32_t needed, const RowScores& scores, float least) {
   std::vector<Victim> victims;
   if (needed == 0) {
     return victims;
@@ -56,13 +76,13 @@ std::vector<CacheOps::Victim> CacheOps::choose_victims(std::int32_t needed, cons
   std::int32_t left = needed;
   for (std::int32_t i = 0; i < planned + turn && left > 0; ++i) {
     const std::int32_t windows_left = std::max(planned - i, 1);
-    take_coldest(window, (left + windows_left - 1) / windows_left, scores, victims);
+    take_coldest(window, (left + windows_left - 1) / windows_left, scores, least, victims);
     left = needed - static_cast<std::int32_t>(victims.size());
   }
   return victims;
 }
 
-void CacheOps::take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores,
+void CacheOps::take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores, float least,
                             std::vector<Victim>& victims) {
   struct Seen {
     std::int32_t slot;
@@ -81,6 +101,9 @@ void CacheOps::take_coldest(std::int32_t window, std::int32_t quota, const RowSc
       continue;
     }
     const Candidate candidate{.distance = scores.distance(layer_.host_of[slot]), .age = age_of(stamp, tick_)};
+    if (candidate.distance >= 0.0F && candidate.distance < least) {
+      continue;
+    }
     farthest = std::max(farthest, candidate.distance);
     oldest = std::max(oldest, candidate.age);
     seen.push_back({.slot = slot, .candidate = candidate, .coldness = 0});
@@ -101,10 +124,10 @@ void CacheOps::evict(std::int32_t slot) {
   ++layer_.counters->evictions;
 }
 
-void CacheOps::map(std::int32_t host_row, std::int32_t slot) {
+void CacheOps::map(std::int32_t host_row, std::int32_t slot, std::int32_t stamp) {
   layer_.slot_of[host_row] = slot;
   layer_.host_of[slot] = host_row;
-  layer_.stamp[slot] = tick_;
+  layer_.stamp[slot] = stamp;
 }
 
 void CacheOps::release(std::int32_t host_row) {

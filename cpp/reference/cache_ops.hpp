@@ -25,12 +25,16 @@ class CacheOps {
   /// Slot of a host row, kNone if it has none.
   std::int32_t lookup(std::int32_t host_row) const { return layer_.slot_of[host_row]; }
   /// Stamps the slot of a resident row, which protects it for the rest of this tick.
-  void protect(std::int32_t slot) { layer_.stamp[slot] = tick_; }
+  void protect(std::int32_t slot);
 
   /// Gives each of the host rows, distinct and not resident, a slot: free ones first, then those
   /// that the replacement rule gives away, judged by `scores`. If the rows do not fit beside what is
   /// protected: StateError naming `gpu_slots`, and nothing has changed.
   void allocate(std::span<const std::int32_t> host_rows, const RowScores& scores = {});
+  /// The same for rows that are only likely to be needed, for as many of them, from the first on, as there is room
+  /// for: they get neither slots that are in use nor those of rows at or above the k-th scores of `scores`. They may be
+  /// given away in this very tick. Returns how many.
+  std::size_t prefetch(std::span<const std::int32_t> host_rows, const RowScores& scores);
   /// Takes the slot of a host row away, if it has one. No data moves: the row is on the host.
   void release(std::int32_t host_row);
 
@@ -40,13 +44,17 @@ class CacheOps {
     std::int32_t stamp;
   };
 
-  /// `needed` slots in the order in which the rule gives them away; stamped, so that no window yields
-  /// one twice, but still mapped. Fewer where there are no more.
-  std::vector<Victim> choose_victims(std::int32_t needed, const RowScores& scores);
+  /// `needed` slots in the order in which the rule gives them away, at `least` of that distance if they
+  /// are scored; stamped, so that no window yields one twice, but still mapped. Fewer where there are no
+  /// more.
+  std::vector<Victim> choose_victims(std::int32_t needed, const RowScores& scores, float least);
   /// Moves the hand over the next `window` slots and takes the `quota` coldest of them.
-  void take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores, std::vector<Victim>& victims);
+  void take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores, float least,
+                    std::vector<Victim>& victims);
+  /// Maps the rows to free slots first, then to those of the victims.
+  void give(std::span<const std::int32_t> host_rows, const std::vector<Victim>& victims, std::int32_t stamp);
   void evict(std::int32_t slot);
-  void map(std::int32_t host_row, std::int32_t slot);
+  void map(std::int32_t host_row, std::int32_t slot, std::int32_t stamp);
 
   LayerView layer_;
   std::int32_t tick_ = 0;

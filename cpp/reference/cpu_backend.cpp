@@ -1,5 +1,6 @@
 #include "reference/cpu_backend.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "reference/recall.hpp"
 #include "reference/score.hpp"
 #include "reference/select.hpp"
+#include "reference/sift.hpp"
 #include "runtime/backends.hpp"
 
 namespace echo {
@@ -49,9 +51,20 @@ void CpuBackend::fill(void* device, int byte, std::size_t bytes) {
   }
 }
 
-void CpuBackend::begin(const BeginParams& params) { note_owners(params); }
+void CpuBackend::begin(const BeginParams& params) {
+  note_owners(params);
+  if (params.sift_rows != nullptr) {
+    std::fill_n(params.sift_rows, params.step.rows, RowSift{});
+    *params.prefetched = 0;
+  }
+}
 void CpuBackend::append(const AppendParams& params) { append_rows(pool_, params); }
-void CpuBackend::score(const ScoreParams& params) { score_rows(pool_, loops_.score, params); }
+void CpuBackend::score(const ScoreParams& params) {
+  score_rows(pool_, loops_.score, params);
+  if (params.sift.rows != nullptr) {
+    sift_rows(pool_, params);
+  }
+}
 void CpuBackend::select(const SelectParams& params) { select_rows(pool_, params); }
 void CpuBackend::recall(const RecallParams& params) { recall_rows(pool_, params); }
 void CpuBackend::attend(const AttendParams& params) { attend_rows(pool_, loops_.attend, params); }

@@ -24,6 +24,8 @@ class CpuBackend final : public Backend {
   MemoryResource& host_memory() override { return memory_; }
   MemoryResource& device_memory() override { return memory_; }
 
+  bool sifts() const override { return true; }
+
   void use_stream(std::uintptr_t stream) override;
   void copy_to_device(void* device, const void* host, std::size_t bytes) override;
   void copy_to_host(void* host, const void* device, std::size_t bytes) override;

@@ -6,7 +6,6 @@
 #include "reference/recall.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "echo/errors.hpp"
 #include "reference/cache_ops.hpp"
+#include "reference/fetch.hpp"
 #include "reference/new_rows.hpp"
 #include "reference/step_rows.hpp"
 
@@ -42,16 +42,6 @@ std::vector<std::int32_t> selected_host_rows(const RecallParams& params) {
     }
   }
   return rows;
-}
-
-void fetch(ThreadPool& pool, const LayerView& layer, const std::vector<std::int32_t>& host_rows) {
-  pool.parallel_for(static_cast<std::int64_t>(host_rows.size()), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int32_t row = host_rows[static_cast<std::size_t>(i)];
-      std::memcpy(row_address(layer.pool, layer.slot_of[row], layer.row_bytes),
-                  row_address(layer.slab, row, layer.host_stride), static_cast<std::size_t>(layer.row_bytes));
-    }
-  });
 }
 
 std::vector<std::int32_t> sorted_once(std::vector<std::int32_t> rows) {

@@ -5,11 +5,13 @@
 // agree with the k-th largest so far; together they give that key, and how many are larger. A
 // fourth pass takes, in order of position, all larger ones and the first of the equal ones, which
 // is ties to the smaller position. Cost: O(length) per row, whatever the scores are; rows in
-// parallel.
+// parallel. Where score listed all tokens above some bound, and at least k of them, the k best are
+// among those: then the same is done with the list, brought into the order of positions.
 #include "reference/select.hpp"
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -28,8 +30,25 @@ struct Cut {
   std::int32_t equal;  ///< how many scores of just that key belong to the k largest
 };
 
+/// Keys and positions of all tokens of a row, in order of position.
+struct AllScores {
+  const float* scores;
+  std::int32_t length;
+  std::uint32_t key(std::int32_t i) const { return ordered_key(scores[i]); }
+  static std::int32_t position(std::int32_t i) { return i; }
+};
+
+/// The same of its candidates.
+struct Candidates {
+  std::vector<ScoredToken> tokens;
+  std::int32_t length;
+  std::uint32_t key(std::int32_t i) const { return tokens[static_cast<std::size_t>(i)].key; }
+  std::int32_t position(std::int32_t i) const { return tokens[static_cast<std::size_t>(i)].position; }
+};
+
 /// Requires 1 <= k <= length.
-Cut find_cut(const float* scores, std::int32_t length, std::int32_t k) {
+template <typename Tokens>
+Cut find_cut(const Tokens& tokens, std::int32_t k) {
   std::uint32_t known = 0;  // upper bits of the key
   std::uint32_t mask = 0;
   std::int32_t wanted = k;
@@ -39,8 +58,8 @@ Cut find_cut(const float* scores, std::int32_t length, std::int32_t k) {
     shift -= bits;
     const std::uint32_t digit_mask = (1U << bits) - 1U;
     Histogram histogram{};
-    for (std::int32_t s = 0; s < length; ++s) {
-      const std::uint32_t key = ordered_key(scores[s]);
+    for (std::int32_t i = 0; i < tokens.length; ++i) {
+      const std::uint32_t key = tokens.key(i);
       histogram[(key >> shift) & digit_mask] += (key & mask) == known ? 1 : 0;
     }
     std::uint32_t digit = digit_mask;
@@ -53,19 +72,39 @@ Cut find_cut(const float* scores, std::int32_t length, std::int32_t k) {
   return {.key = known, .equal = wanted};
 }
 
-void take(const float* scores, std::int32_t length, Cut cut, std::int32_t* selection) {
-  for (std::int32_t s = 0; s < length; ++s) {
-    const std::uint32_t key = ordered_key(scores[s]);
+/// Writes out the k best; returns the k-th score.
+template <typename Tokens>
+float take(const Tokens& tokens, std::int32_t k, std::int32_t* selection) {
+  Cut cut = find_cut(tokens, k);
+  for (std::int32_t i = 0; i < tokens.length; ++i) {
+    const std::uint32_t key = tokens.key(i);
     if (key > cut.key) {
-      *selection++ = s;
+      *selection++ = tokens.position(i);
     } else if (key == cut.key && cut.equal > 0) {
       --cut.equal;
-      *selection++ = s;
+      *selection++ = tokens.position(i);
     }
   }
+  return value_of_key(cut.key);
 }
 
-void select_row(const SelectParams& params, std::int32_t i) {
+/// Whether the k best of a row of `length` tokens are among its candidates.
+bool candidates_do(const SelectParams& params, std::int32_t i, std::int32_t length) {
+  const RowSift& sift = params.sift.rows[i];
+  return sift.bounds != 0 && sift.compared == length && sift.found >= params.shape.top_k &&
+         sift.found <= params.sift.capacity;
+}
+
+Candidates candidates_of(const SelectParams& params, std::int32_t i) {
+  const std::int32_t found = params.sift.rows[i].found;
+  const ScoredToken* first = params.sift.tokens + static_cast<std::int64_t>(i) * params.sift.capacity;
+  Candidates candidates{.tokens = std::vector<ScoredToken>(first, first + found), .length = found};
+  std::ranges::sort(candidates.tokens, {}, &ScoredToken::position);
+  return candidates;
+}
+
+/// Whether all scores had to be searched although there was a list.
+bool select_row(const SelectParams& params, std::int32_t i) {
   const std::int32_t row = params.block.first + i;
   const std::int32_t k = params.shape.top_k;
   const float* scores = params.scores + i * params.score_stride;
@@ -78,23 +117,30 @@ void select_row(const SelectParams& params, std::int32_t i) {
   const std::int32_t found = std::min(length, k);
   std::fill(selection + found, selection + k, kNone);
   if (found == 0) {
-    return;
+    return false;
   }
-  const Cut cut = find_cut(scores, length, found);
-  take(scores, length, cut, selection);
+  const bool listed = length > k && params.sift.rows != nullptr;
+  const bool from_list = listed && candidates_do(params, i, length);
+  const float kth = from_list ? take(candidates_of(params, i), k, selection)
+                              : take(AllScores{.scores = scores, .length = length}, found, selection);
   if (length >= k) {
-    params.kth_score[row] = value_of_key(cut.key);
+    params.kth_score[row] = kth;
   }
+  return listed && !from_list;
 }
 
 }  // namespace
 
 void select_rows(ThreadPool& pool, const SelectParams& params) {
+  std::atomic<std::int64_t> full = 0;
   pool.parallel_for(params.block.count, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      select_row(params, static_cast<std::int32_t>(i));
+      full += select_row(params, static_cast<std::int32_t>(i)) ? 1 : 0;
     }
   });
+  if (params.counters != nullptr) {
+    params.counters->full_selects += full;
+  }
 }
 
 }  // namespace echo

@@ -10,7 +10,7 @@ constexpr int kUnset = 0xFF;
 }  // namespace
 
 DeviceState::DeviceState(std::shared_ptr<Backend> backend, const Plan& plan, const HostPool& pool)
-    : backend_(std::move(backend)) {
+    : backend_(std::move(backend)), step_rows_(plan.config.max_batch * plan.config.query_rows) {
   MemoryResource& memory = backend_->device_memory();
   const auto allocate = [&](const char* name, int byte) {
     Buffer buffer(memory, static_cast<std::size_t>(plan.bytes_of(name)), name);
@@ -24,6 +24,11 @@ DeviceState::DeviceState(std::shared_ptr<Backend> backend, const Plan& plan, con
   selected_slots_ = allocate("selected_slots", kUnset);
   kth_score_ = allocate("kth_score", kUnset);
   thresholds_ = allocate("thresholds", kUnset);
+  if (plan.sift_capacity > 0) {
+    sift_rows_ = allocate("sift_rows", kUnset);
+    prefetched_ = allocate("prefetched", kUnset);
+    candidates_ = allocate("candidates", kUnset);
+  }
   control_ = allocate("control_block", kUnset);
   owners_ = allocate("owners", kUnset);
   for (std::int32_t layer = 0; layer < plan.shape.layers; ++layer) {
@@ -102,6 +107,13 @@ std::vector<LayerStats> DeviceState::read_stats() const {
                 .appended = counters[i].appended,
                 .lost_races = counters[i].lost_races,
                 .recalled_bytes = counters[i].misses * views_[i].row_bytes,
+                .candidates = counters[i].candidates,
+                .full_selects = counters[i].full_selects,
+                .prefetched = counters[i].prefetched,
+                .prefetched_used = counters[i].prefetched_used,
+                .prefetched_wasted = std::max<std::int64_t>(counters[i].prefetched - counters[i].prefetched_used, 0),
+                .prefetches_capped = counters[i].prefetches_capped,
+                .prefetched_bytes = counters[i].prefetched * views_[i].row_bytes,
                 // In the middle of a step more may have been asked of the stack than was there.
                 .used_slots = views_[i].slots - std::max(replacement[i].free, 0)};
   }

@@ -28,6 +28,11 @@ class DeviceState {
   float* kth_score() const { return kth_score_.data<float>(); }
   /// [max_sessions, layers]
   float* thresholds() const { return thresholds_.data<float>(); }
+  /// Two arrays of the rows of a decode step each, for calls of score in turns; null without sifting, like the next.
+  RowSift* sift_rows(bool second) const { return sift_rows_.data<RowSift>() + (second ? step_rows_ : 0); }
+  std::int32_t* prefetched(bool second) const { return prefetched_.data<std::int32_t>() + (second ? 1 : 0); }
+  /// [rows of a decode step, plan's sift_capacity]
+  ScoredToken* candidates() const { return candidates_.data<ScoredToken>(); }
   std::int32_t* control() const { return control_.data<std::int32_t>(); }
   /// [host_blocks]
   BlockOwner* owners() const { return owners_.data<BlockOwner>(); }
@@ -69,9 +74,13 @@ class DeviceState {
   Buffer selected_slots_;
   Buffer kth_score_;
   Buffer thresholds_;
+  Buffer sift_rows_;
+  Buffer prefetched_;
+  Buffer candidates_;
   Buffer control_;
   Buffer owners_;
   std::vector<LayerView> views_;
+  std::int64_t step_rows_;
 };
 
 }  // namespace echo

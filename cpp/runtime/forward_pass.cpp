@@ -73,12 +73,13 @@ void ForwardPass::score(std::int32_t layer, const Array& index_q, const Array& i
 }
 
 Array ForwardPass::scores(RowBlock block) const {
-  const State& s = *state_;
+  State& s = *state_;
   s.require_active();
   if (s.scored_block != s.view_of(block).tick_offset) {
     throw StateError("block: the last score was not of rows " + std::to_string(block.first) + " + " +
                      std::to_string(block.count));
   }
+  s.sifted = false;  // what was listed while scoring would not be what is in the array
   return {s.device.scores(), DType::f32, {block.count, s.plan.config.max_context}};
 }
 

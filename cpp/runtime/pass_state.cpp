@@ -4,6 +4,7 @@
 #include <string>
 
 #include "echo/errors.hpp"
+#include "runtime/verb_range.hpp"
 
 namespace echo {
 
@@ -45,7 +46,13 @@ ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> 
 }
 
 void ForwardPass::State::begin() {
-  backend.begin({.step = step, .host_blocks = plan.host_blocks});
+  const VerbRange range("begin");
+  sifting = plan.sift_capacity > 0 && !prefill && backend.sifts();
+  sifted = odd = false;
+  backend.begin({.step = step,
+                 .host_blocks = plan.host_blocks,
+                 .sift_rows = sifting ? device.sift_rows(false) : nullptr,
+                 .prefetched = sifting ? device.prefetched(false) : nullptr});
   active = true;
   appended.assign(static_cast<std::size_t>(layers()), false);
   keyed.assign(static_cast<std::size_t>(layers()), false);
@@ -61,6 +68,7 @@ void ForwardPass::State::finish() {
                        " was not appended to");
     }
   }
+  const VerbRange range("commit");
   backend.commit({.step = step,
                   .layers = layers(),
                   .kth_score = device.kth_score(),

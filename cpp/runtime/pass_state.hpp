@@ -37,7 +37,10 @@ struct ForwardPass::State {
   std::vector<bool> selected;  ///< [blocks] the selection buffer holds this block's selection
   std::int32_t scored_layer = kNone;
   std::int32_t scored_block = kNone;
-  bool ranked = false;  ///< the last score was selected from
+  bool ranked = false;   ///< the last score was selected from
+  bool sifting = false;  ///< scores of this pass sift
+  bool sifted = false;   ///< the last score did, and nobody else could change what it scored
+  bool odd = false;      ///< an odd number of scores sifted in this pass
   std::int32_t recalled_layer = kNone;
   std::int32_t recalled_block = kNone;
 
@@ -66,6 +69,9 @@ struct ForwardPass::State {
   /// With `kv`, which takes the whole pass in one block, appends it too.
   void recall(std::int32_t layer, const BlockView& block, const std::int32_t* positions, const Array& kv);
   void attend(std::int32_t layer, const Array& q, float scale, const Array& out, const BlockView& block);
+
+  /// What score `odd` of a pass sifts into.
+  SiftView sift_of(std::int32_t layer, bool odd_call) const;
 
   /// The place of a block's first row in the selections of the pass.
   std::int32_t* selection_of(const BlockView& block) const {

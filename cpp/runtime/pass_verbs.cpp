@@ -1,10 +1,14 @@
 // What the verbs of a pass tell the backend, and what they leave to remember.
 
+#include <utility>
+
 #include "runtime/pass_state.hpp"
+#include "runtime/verb_range.hpp"
 
 namespace echo {
 
 void ForwardPass::State::append(std::int32_t layer, const Array& kv, const Array& index_key) {
+  const VerbRange range("append", layer);
   if (kv || index_key) {
     backend.append({.layer = device.layer(layer),
                     .step = step,
@@ -21,6 +25,10 @@ void ForwardPass::State::append(std::int32_t layer, const Array& kv, const Array
 
 void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const Array& index_weights,
                                const BlockView& block) {
+  const VerbRange range("score", layer);
+  // A call that throws may have sifted half of its rows, and not zeroed those of the next: no call sifts after it.
+  const bool sift = std::exchange(sifting, false);
+  sifted = false;
   backend.score({.layer = device.layer(layer),
                  .step = step,
                  .block = block,
@@ -29,26 +37,45 @@ void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const A
                  .index_q_dtype = index_q.dtype,
                  .index_weights = index_weights.as<const float>(),
                  .scores = device.scores(),
-                 .score_stride = plan.config.max_context});
+                 .score_stride = plan.config.max_context,
+                 .sift = sift ? sift_of(layer, odd) : SiftView{}});
+  sifting = sifted = sift;
+  odd = odd != sift;
   scored_layer = layer;
   scored_block = block.tick_offset;
   ranked = false;
 }
 
+SiftView ForwardPass::State::sift_of(std::int32_t layer, bool odd_call) const {
+  return {.rows = device.sift_rows(odd_call),
+          .next_rows = device.sift_rows(!odd_call),
+          .tokens = device.candidates(),
+          .capacity = static_cast<std::int32_t>(plan.sift_capacity),
+          .predicted = device.thresholds() + layer,
+          .predicted_stride = layers(),
+          .prefetched = device.prefetched(odd_call),
+          .next_prefetched = device.prefetched(!odd_call),
+          .prefetch_cap = static_cast<float>(plan.config.prefetch_cap / 1000.0)};
+}
+
 void ForwardPass::State::select(std::int32_t layer, const BlockView& block) {
+  const VerbRange range("select", layer);
   backend.select({.step = step,
                   .block = block,
                   .shape = shape,
                   .scores = device.scores(),
                   .score_stride = plan.config.max_context,
                   .selection = device.selection(),
-                  .kth_score = device.kth_score() + layer * plan.pass_rows});
+                  .kth_score = device.kth_score() + layer * plan.pass_rows,
+                  .sift = sifted ? sift_of(layer, !odd) : SiftView{},
+                  .counters = device.layer(layer).counters});
   selected[static_cast<std::size_t>(block.tick_offset)] = true;
   ranked = true;
 }
 
 void ForwardPass::State::recall(std::int32_t layer, const BlockView& block, const std::int32_t* positions,
                                 const Array& kv) {
+  const VerbRange range("recall", layer);
   // Scores of another layer, of other rows, or of another selection say nothing about these rows.
   const bool scored = ranked && scored_layer == layer && scored_block == block.tick_offset;
   const bool own = scored && positions == selection_of(block);
@@ -72,6 +99,7 @@ void ForwardPass::State::recall(std::int32_t layer, const BlockView& block, cons
 
 void ForwardPass::State::attend(std::int32_t layer, const Array& q, float scale, const Array& out,
                                 const BlockView& block) {
+  const VerbRange range("attend", layer);
   backend.attend({.layer = device.layer(layer),
                   .block = block,
                   .shape = shape,

@@ -14,6 +14,10 @@ namespace {
 
 constexpr std::int64_t kMaxRowStride = 1 << 20;
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+/// Candidates that are listed for each row, per selected one: as many again may be listed in vain.
+constexpr std::int64_t kCandidatesPerSelected = 2;
+constexpr std::int64_t kLeastCandidates = 1024;  // for small top_k margins are larger
+constexpr std::int64_t kCandidateGrain = 64;
 /// Prefill works in blocks of up to this many query rows: enough to amortise decoding the index keys.
 constexpr std::int64_t kPrefillBlockRows = 64;
 
@@ -25,6 +29,14 @@ void require(bool holds, const char* field, std::int64_t value, const std::strin
 
 void require_range(const char* field, std::int64_t value, std::int64_t least, std::int64_t most) {
   require(value >= least && value <= most, field, value, std::to_string(least) + " to " + std::to_string(most));
+}
+
+/// The text of a setting that is on or off.
+bool is_on(const char* field, const std::string& text) {
+  if (text != "on" && text != "off") {
+    throw InvalidArgument(std::string(field) + ": '" + text + "' given, expected on or off");
+  }
+  return text == "on";
 }
 
 std::string bytes_text(std::int64_t bytes) {
@@ -40,7 +52,7 @@ std::string bytes_text(std::int64_t bytes) {
   return text;
 }
 
-std::string product(std::int64_t a, const char* what_a, std::int64_t b, const char* what_b) {
+std::string product(std::int64_t a, const char* what_a, std::int64_t b, const std::string& what_b) {
   return std::to_string(a) + " " + what_a + " x " + std::to_string(b) + " " + what_b;
 }
 
@@ -71,6 +83,10 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   if (!(config.threshold_alpha >= 0.0 && config.threshold_alpha <= 1.0)) {
     throw InvalidArgument("threshold_alpha: " + std::to_string(config.threshold_alpha) + " given, expected 0 to 1");
   }
+  if (!(config.prefetch_cap == -1.0 || (config.prefetch_cap >= 0.0 && config.prefetch_cap <= 1000.0))) {
+    throw InvalidArgument("prefetch_cap: " + std::to_string(config.prefetch_cap) + " given, expected 0 to 1000, or -1");
+  }
+  const bool sifts = is_on("prefetch", config.prefetch);
 
   Plan plan;
   plan.shape = shape;
@@ -97,6 +113,11 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   require(plan.pass_rows * shape.top_k <= kMaxInt32, "prefill_chunk", config.prefill_chunk,
           "at most " + std::to_string(kMaxInt32 / shape.top_k) + " with top_k = " + std::to_string(shape.top_k));
 
+  if (sifts) {
+    const std::int64_t wanted = std::max(kLeastCandidates, kCandidatesPerSelected * shape.top_k);
+    plan.sift_capacity = (wanted + kCandidateGrain - 1) / kCandidateGrain * kCandidateGrain;
+  }
+
   const std::int64_t rows = plan.config.host_tokens;
   const std::int64_t layers = shape.layers;
   const auto device = [&](const char* name, std::int64_t bytes, std::int64_t count, std::string formula) {
@@ -112,9 +133,9 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("stamp", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("free_slots", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1,
-         "hands, free slots, latest misses");
+         "hands, free slots, latest misses, copies");
   device("counters", static_cast<std::int64_t>(sizeof(LayerCounters)) * layers, 1,
-         "hits, misses, evictions, appended, lost races");
+         "hits, misses, evictions, appended, candidates, prefetches");
   device("scores", plan.block_rows * plan.config.max_context * 4, 1,
          product(plan.block_rows, "query rows", plan.config.max_context, "tokens x 4 B"));
   device("selection", plan.pass_rows * shape.top_k * 4, 1, product(plan.pass_rows, "rows", shape.top_k, "x 4 B"));
@@ -123,6 +144,15 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("kth_score", layers * plan.pass_rows * 4, 1, product(layers, "layers", plan.pass_rows, "rows x 4 B"));
   device("thresholds", config.max_sessions * layers * 4, 1,
          product(config.max_sessions, "sessions", layers, "layers x 4 B"));
+  if (sifts) {
+    // Twice: a score finds its own zeroed, since the score before it zeroed them.
+    const std::int64_t both = 2 * step_rows;
+    device("sift_rows", both * static_cast<std::int64_t>(sizeof(RowSift)), 1,
+           product(both, "rows of histogram and bounds", sizeof(RowSift), "B"));
+    device("prefetched", 2 * static_cast<std::int64_t>(sizeof(std::int32_t)), 1, "rows prefetched by a call");
+    device("candidates", step_rows * plan.sift_capacity * static_cast<std::int64_t>(sizeof(ScoredToken)), 1,
+           product(step_rows, "rows", plan.sift_capacity, "tokens x " + std::to_string(sizeof(ScoredToken)) + " B"));
+  }
   device("owners", plan.host_blocks * static_cast<std::int64_t>(sizeof(BlockOwner)), 1,
          product(plan.host_blocks, "blocks", sizeof(BlockOwner), "B"));
   // The CPU backend takes its working memory as it goes; builds without CUDA do not know the GPU's.

@@ -44,6 +44,14 @@ constexpr std::array kFields{
                 "weight of the past in the moving average that predicts the k-th score, "
                 "0 to 1",
                 &C::threshold_alpha},
+    ConfigField{"prefetch", "",
+                "on: a decode step lists what may be selected, and fetches what probably will be, while it "
+                "scores; off: neither. Where scores come from generic kernels of a GPU, nothing is prefetched",
+                &C::prefetch},
+    ConfigField{"prefetch_cap", "rows per 1,000 tokens",
+                "most rows that a layer of a step prefetches, for each 1,000 tokens that it scores, 0 to 1000; 0 means "
+                "none, -1 what the device can fetch while it scores",
+                &C::prefetch_cap},
     ConfigField{"threads", "threads", "threads of the CPU backend; 0 means one per core", &C::threads},
 };
 

@@ -39,7 +39,11 @@ RuntimeImpl::RuntimeImpl(const ModelShape& shape, const RuntimeConfig& config)
       state_(std::make_shared<DeviceState>(backend_, plan_, *pool_)),
       blocks_(std::make_unique<BlockPool>(backend_, state_, static_cast<std::int32_t>(plan_.host_blocks))),
       control_(plan_),
-      open_(static_cast<std::size_t>(plan_.config.max_sessions)) {}
+      open_(static_cast<std::size_t>(plan_.config.max_sessions)) {
+  if (plan_.config.prefetch_cap < 0) {
+    plan_.config.prefetch_cap = backend_->prefetch_cap();
+  }
+}
 
 RuntimeImpl::~RuntimeImpl() { close(); }
 

@@ -1,6 +1,7 @@
 // Export and import of a session's KV.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -139,7 +140,11 @@ void RuntimeImpl::complete_import(State& session, const KvRuns& filled) {
       backend_->copy_to_device(device, keys + offset, bytes);
     });
   }
-  state_->write_thresholds(session.index, filled.thresholds);
+  // What is not finite is unknown: a moving average would never forget it.
+  std::vector<float> thresholds = filled.thresholds;
+  std::ranges::replace_if(
+      thresholds, [](float value) { return !std::isfinite(value); }, std::numeric_limits<float>::quiet_NaN());
+  state_->write_thresholds(session.index, thresholds);
   session.length = filled.length;
 }
 

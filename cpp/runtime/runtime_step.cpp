@@ -6,6 +6,7 @@
 #include "echo/errors.hpp"
 #include "runtime/in_use.hpp"
 #include "runtime/runtime_impl.hpp"
+#include "runtime/verb_range.hpp"
 
 namespace echo {
 
@@ -59,6 +60,7 @@ void RuntimeImpl::roll_back(std::span<State* const> sessions, std::int64_t token
 }
 
 void RuntimeImpl::prefill(const Session& session, std::span<const std::int32_t> tokens, const Forward& forward) {
+  const VerbRange range("prefill");
   const InUse in_use(in_use_);
   require_open();
   State& state = running(session);
@@ -83,6 +85,7 @@ void RuntimeImpl::prefill(const Session& session, std::span<const std::int32_t> 
 
 void RuntimeImpl::capture(Forward forward, const std::vector<std::int32_t>& batch_sizes, std::int32_t query_rows,
                           const Capturer& capturer) {
+  const VerbRange range("capture");
   const InUse in_use(in_use_);
   require_open();
   if (!forward) {
@@ -150,6 +153,7 @@ void RuntimeImpl::check_batch(const Batch& batch) const {
 }
 
 void RuntimeImpl::step(const Batch& batch, const Forward& forward) {
+  const VerbRange range("step");
   const InUse in_use(in_use_);
   require_open();
   check_batch(batch);

@@ -19,6 +19,14 @@ void register_stats(nb::module_& module) {
       .def_ro("appended", &LayerStats::appended, "Rows of new tokens written to a slot and to the host.")
       .def_ro("lost_races", &LayerStats::lost_races, "Hits whose row was just being fetched for another entry.")
       .def_ro("recalled_bytes", &LayerStats::recalled_bytes, "Bytes of the rows fetched.")
+      .def_ro("candidates", &LayerStats::candidates, "Tokens that a score listed for its select.")
+      .def_ro("full_selects", &LayerStats::full_selects,
+              "Query rows whose candidates did not do: all scores were searched.")
+      .def_ro("prefetched", &LayerStats::prefetched, "Rows fetched while scoring; not among the misses.")
+      .def_ro("prefetched_used", &LayerStats::prefetched_used, "Of them, those selected in the same step.")
+      .def_ro("prefetched_wasted", &LayerStats::prefetched_wasted, "Of them, those not selected in that step.")
+      .def_ro("prefetches_capped", &LayerStats::prefetches_capped, "Rows not prefetched because of the cap.")
+      .def_ro("prefetched_bytes", &LayerStats::prefetched_bytes, "Bytes of the rows prefetched.")
       .def_ro("used_slots", &LayerStats::used_slots, "Slots that hold a row now.");
   nb::class_<RuntimeStats>(module, "RuntimeStats", "What a runtime did so far.")
       .def_ro("layers", &RuntimeStats::layers)
@@ -31,7 +39,9 @@ void register_stats(nb::module_& module) {
       .def_ro("device_bytes", &RuntimeStats::device_bytes, "Device memory allocated at construction.")
       .def_ro("host_bytes", &RuntimeStats::host_bytes, "Host memory allocated at construction.")
       .def_ro("row_bytes", &RuntimeStats::row_bytes)
-      .def_prop_ro("recalled_bytes", &RuntimeStats::recalled_bytes, "Bytes fetched from the host, all layers.")
+      .def_prop_ro("recalled_bytes", &RuntimeStats::recalled_bytes,
+                   "Bytes that recalls fetched from the host, all layers; prefetches come on top.")
+      .def_prop_ro("prefetched_bytes", &RuntimeStats::prefetched_bytes, "Bytes prefetched, all layers.")
       .def_prop_ro("hit_rate", &RuntimeStats::hit_rate, "hits / (hits + misses), all layers.")
       .def("__repr__", [](const RuntimeStats& s) {
         return "<RuntimeStats, " + std::to_string(s.steps) + " steps, " + std::to_string(s.sessions) + " sessions, " +

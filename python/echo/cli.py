@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import echo
-from echo import demo, doctor, plan, policies, record, replay
+from echo import bench, demo, doctor, plan, policies, predictor, profile, record, replay
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,9 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_command(commands)
     plan.add_command(commands)
     doctor.add_command(commands)
+    profile.add_command(commands)
     record.add_command(commands)
     replay.add_command(commands)
     policies.add_command(commands)
+    predictor.add_command(commands)
+    bench.add_command(commands)
     where = commands.add_parser("cmake-dir", help="print the folder for CMAKE_PREFIX_PATH")
     where.set_defaults(run=_print_cmake_dir)
     options = parser.parse_args(arguments)

@@ -1,9 +1,10 @@
-"""What programs that decode with a model of torch share; torch is needed by `draw` alone."""
+"""What programs that decode with a model of torch share; `read` and `device_of` need no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from echo import Forward, ModelShape, Runtime, Session
@@ -63,3 +64,16 @@ def draw(
         return likeliest
     chances = torch.softmax(logits.float().cpu() / temperature, dim=-1)
     return [int(torch.multinomial(row, 1, generator=own)) for row, own in zip(chances, draws, strict=True)]
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """For models too small for several threads: where cores are busy, those would mostly wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -51,6 +51,28 @@ class LayerCounts:
     forecasts: list[Forecast]
 
 
+@dataclass(frozen=True)
+class LayerPrefetches:
+    """The same pool with prefetches, in the second half of a trace; `echo.LayerStats` says what is counted.
+
+    Attributes:
+        layer: of the trace.
+        misses: rows that recalls fetched.
+        candidates, full_selects, prefetched, prefetched_used, prefetches_capped: as there.
+        prefetched_wasted, prefetched_bytes: of the rows that were prefetched.
+    """
+
+    layer: int
+    misses: int
+    candidates: int
+    full_selects: int
+    prefetched: int
+    prefetched_used: int
+    prefetches_capped: int
+    prefetched_wasted: int
+    prefetched_bytes: int
+
+
 def add_command(commands: Any) -> None:
     """Adds `replay` to the commands."""
     parser = commands.add_parser("replay", help="drive a runtime's pools and predictor with a trace, without a model")
@@ -63,6 +85,14 @@ def add_command(commands: Any) -> None:
         metavar="LIST",
         help=f"weights of the past in the moving average of the k-th score (default {_ALPHAS}); "
         "the runtime runs with the first",
+    )
+    parser.add_argument(
+        "--prefetch-cap",
+        type=float,
+        default=-1.0,
+        metavar="N",
+        help="rows that the runtime prefetches for each 1,000 scored tokens, at most, when it is driven once more with "
+        "prefetches (default -1: what the device can fetch)",
     )
     parser.set_defaults(run=run)
 
@@ -78,15 +108,19 @@ def run(options: argparse.Namespace) -> int:
     compared = compare(trace, slots, _POLICIES, layers)
     driven = [drive(trace, size, compared.layers, device=options.device, alpha=alphas[0]) for size in slots]
     results = [layer_counts(trace, compared, i, driven[i], alphas) for i in range(len(pools))]
+    ahead = _prefetches(trace, slots, compared.layers, alphas[0], options)
     first = driven[0]
     print(f"{trace.model}: {trace.summary()}; rows of {first.row_bytes} B on {first.device}")
     _print_pools(pools, results)
     _print_forecasts(pools, results, alphas)
+    _print_prefetches(trace, pools, results, ahead)
     deviation = deviation_of(trace, compared.layers, first, alphas[0])
     if deviation is not None:
         print(f"the runtime's own average at alpha {alphas[0]:g} differs from it by {deviation:.1g} at most")
     if options.json is not None:
         report = {**_report(trace, pools, alphas, driven, results), "runtime_average_off_by": deviation}
+        for pool, layers_ahead in zip(report["pools"], ahead, strict=False):
+            pool["prefetches"] = [asdict(one) for one in layers_ahead]
         options.json.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
     if options.plot is not None:
         _plot(options.plot, trace, pools, results)
@@ -126,6 +160,34 @@ def layer_counts(
             )
         )
     return counts
+
+
+def layer_prefetches(driven: Driven, layers: Sequence[int]) -> list[LayerPrefetches]:
+    """What a runtime that prefetched did in the second half, by layer."""
+    warm = len(driven.misses) // 2
+    counts = []
+    for i, layer in enumerate(layers):
+        names = ("misses", "candidates", "full_selects", "prefetched", "prefetched_used", "prefetches_capped")
+        sums = {name: int(getattr(driven, name)[warm:, i].sum()) for name in names}
+        counts.append(
+            LayerPrefetches(
+                layer=layer,
+                prefetched_wasted=sums["prefetched"] - sums["prefetched_used"],
+                prefetched_bytes=sums["prefetched"] * driven.row_bytes,
+                **sums,
+            )
+        )
+    return counts
+
+
+def _prefetches(
+    trace: Trace, slots: Sequence[int], layers: Sequence[int], alpha: float, options: argparse.Namespace
+) -> list[list[LayerPrefetches]]:
+    """By pool; empty if there is nothing to prefetch by."""
+    if trace.ranks == 0:
+        return []
+    settings = {"device": options.device, "alpha": alpha, "prefetch_cap": options.prefetch_cap}
+    return [layer_prefetches(drive(trace, size, layers, **settings), layers) for size in slots]
 
 
 def deviation_of(trace: Trace, layers: Sequence[int], driven: Driven, alpha: float) -> float | None:
@@ -184,6 +246,27 @@ def _print_forecasts(pools: Sequence[float], results: Sequence[list[LayerCounts]
         wasted, left, misses = (100 * _mean(layers, name) for name in ("wasted", "misses_left", "misses"))
         cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(wasted, left, strict=True)]
         print(f"{pool:<13g}" + "".join(f"{cell:>16}" for cell in cells) + f"{misses[0]:>10.1f}")
+
+
+def _print_prefetches(
+    trace: Trace,
+    pools: Sequence[float],
+    results: Sequence[list[LayerCounts]],
+    ahead: Sequence[list[LayerPrefetches]],
+) -> None:
+    if not ahead:
+        return
+    heads = ("candidates", "prefetched", "of them used", "in vain", "capped", "still missed", "without")
+    print("the runtime with prefetches, mean over layers, % of top-k, and query rows whose candidates did not do, %")
+    print(f"{'pool / top-k':<13}" + "".join(f"{head:>13}" for head in heads) + f"{'full selects':>14}")
+    rows = trace.steps - trace.steps // 2
+    names = ("candidates", "prefetched", "prefetched_used", "prefetched_wasted", "prefetches_capped", "misses")
+    for pool, layers, without in zip(pools, ahead, results, strict=True):
+        each = rows * trace.top_k * len(layers)
+        shares = [sum(getattr(one, name) for one in layers) / each for name in names]
+        shares.append(sum(one.misses for one in without) / each)
+        full = sum(one.full_selects for one in layers) / rows / len(layers)
+        print(f"{pool:<13g}" + "".join(f"{100 * share:>13.1f}" for share in shares) + f"{100 * full:>14.1f}")
 
 
 def _mean(layers: Sequence[LayerCounts], name: str) -> Any:

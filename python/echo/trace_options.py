@@ -42,10 +42,15 @@ def check(options: argparse.Namespace) -> tuple[list[float], list[int] | None]:
     pools = numbers("pools", options.pools, float)
     if not all(1 <= pool <= 1 << 16 for pool in pools):
         raise echo.InvalidArgument(f"pools: {options.pools!r} given, expected multiples of top-k from 1 to {1 << 16}")
+    check_files(options)
+    return pools, None if options.layers is None else numbers("layers", options.layers, int)
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """InvalidArgument naming `json` or `plot` if it cannot be written to."""
     for path, name in ((options.json, "json"), (options.plot, "plot")):
         if path is not None and (not path.parent.is_dir() or path.is_dir()):
             raise echo.InvalidArgument(f"{name}: {str(path)!r} given, expected a file in a folder that exists")
-    return pools, None if options.layers is None else numbers("layers", options.layers, int)
 
 
 def load(source: str, options: argparse.Namespace) -> Trace:

@@ -11,6 +11,16 @@ from support.session_checks import INTEGERS
 import echo
 
 
+@pytest.fixture(autouse=True, params=["prefetch", "no prefetch"])
+def prefetch(request: pytest.FixtureRequest, no_settings_from_outside: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The properties hold with prefetches, as many as there can be, and without."""
+    if request.param == "prefetch":
+        monkeypatch.setenv("ECHO_PREFETCH_CAP", "1000")
+    else:
+        monkeypatch.setenv("ECHO_PREFETCH", "off")
+    return request.param
+
+
 @pytest.fixture
 def make_both(make_rig) -> Callable[..., tuple[Rig, Rig]]:
     """A rig with the least pool, and one of the same model where all is resident and nothing ever forks."""

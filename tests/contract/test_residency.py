@@ -117,7 +117,9 @@ def test_state_moves_with_a_session_to_another_batch_row(make_rig):
     for old, new in zip(*pairs, strict=True):
         np.testing.assert_array_equal(fixed.runtime.thresholds(old.session), moving.runtime.thresholds(new.session))
     for old, new in zip(fixed.stats().layers, moving.stats().layers, strict=True):
-        assert (old.hits, old.misses, old.appended) == (new.hits, new.misses, new.appended)
+        assert (old.hits + old.misses, old.appended) == (new.hits + new.misses, new.appended)
+        if fixed.kind == "cpu" or old.prefetched == 0:  # on a GPU it is a question of time what is prefetched
+            assert old.misses == new.misses
     # One at a time, through the size for two, in the last row and the first.
     for rig, own in zip((fixed, moving), pairs, strict=True):
         alone = [rig.step([(own[i], 3)], captured=True) for i in range(4)]
@@ -195,7 +197,7 @@ def test_nothing_is_evicted_while_slots_are_free(make_rig):
             before = rig.stats().layers
             rig.step([(stays, int(rng.integers(61))), (guest, int(rng.integers(61)))])
             for old, new in zip(before, rig.stats().layers, strict=True):
-                got = new.misses - old.misses + new.appended - old.appended
+                got = sum(getattr(new, name) - getattr(old, name) for name in ("misses", "appended", "prefetched"))
                 assert new.used_slots == min(160, old.used_slots + got)
                 assert new.evictions - old.evictions == old.used_slots + got - new.used_slots
         rig.close(guest)
@@ -205,7 +207,8 @@ def test_nothing_is_evicted_while_slots_are_free(make_rig):
 
 def test_scores_decide_which_rows_stay(make_rig):
     """Of the rows that a step does not use, those furthest below its k-th score go, whenever they were used last."""
-    rig = make_rig(small_shape(layers=1, top_k=8), fused=True, max_batch=1, gpu_slots=64)
+    # Prefetches without a cap would go round the whole pool in every step.
+    rig = make_rig(small_shape(layers=1, top_k=8), fused=True, max_batch=1, gpu_slots=64, prefetch_cap=-1)
     pair = rig.open(512)
     rig.prefill(pair, [(7 * i) % 61 for i in range(300)], verify=False)
     rng = np.random.default_rng(13)

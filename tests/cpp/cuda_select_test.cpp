@@ -1,7 +1,7 @@
-// select on the GPU: the very selection and k-th score of the CPU, whatever the scores are.
+// select on the GPU: the very selection and k-th score of the CPU, whatever the scores are, by the general kernel and
+// by the one of clusters, from all scores and from what score sifted.
 
-#include <bit>
-
+#include "cuda_select_world.hpp"
 #include "cuda_world.hpp"
 
 namespace echo::cuda_test {
@@ -9,93 +9,161 @@ namespace {
 
 using CudaSelect = CudaTest;
 
-void expect_same(Pair& pair, const std::vector<std::int32_t>& positions, const std::vector<float>& scores) {
-  pair.both([&](World& world) {
-    world.begin(1, positions);
-    world.scores.write(scores);
-    world.selection.write(std::vector<std::int32_t>(world.entries(), 1 << 30));
-    world.kth_score.write(std::vector<float>(positions.size(), -7.0F));
-    world.select(world.all_rows());
-  });
-  ASSERT_EQ(pair.gpu.selection.read(), pair.cpu.selection.read());
-  const auto expected = pair.cpu.kth_score.read();
-  const auto got = pair.gpu.kth_score.read();
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    EXPECT_EQ(std::bit_cast<std::uint32_t>(got[i]), std::bit_cast<std::uint32_t>(expected[i])) << i;
-  }
-}
+/// The CPU, the general kernel and the GPU's own one.
+struct Three {
+  Three(std::int32_t top_k, const SelectSizes& sizes_)
+      : sizes(sizes_),
+        backends{make_cpu_backend(2), make_cuda_backend(0, {}), make_cuda_backend(0, own_kernels())},
+        cpu(*backends[0], top_k, sizes),
+        general(*backends[1], top_k, sizes),
+        own(*backends[2], top_k, sizes) {}
 
-/// Score distributions that break selections: name by number.
-float score_of(int kind, std::mt19937& engine) {
-  std::normal_distribution<float> normal;
-  switch (kind) {
-    case 0:
-      return normal(engine);
-    case 1:
-      return engine() % 10 == 0 ? std::abs(normal(engine)) : 0.0F;  // mostly zeros
-    case 2:
-      return 1.0F + 0.245F * static_cast<float>(engine() % 4096) / 4096.0F;  // one coarse bin
-    case 3:
-      return std::bit_cast<float>(static_cast<std::uint32_t>(engine()));  // anything, NaN and inf too
-    case 4:
-      return engine() % 2 == 0 ? 0.0F : -0.0F;
-    case 5:
-      return static_cast<float>(static_cast<int>(engine() % 5) - 2);  // ties
-    case 6:
-      return 1e6F * normal(engine);
-    case 7:
-      return std::bit_cast<float>(static_cast<std::uint32_t>(0x3F800000U + engine() % 3U));  // neighbouring floats
-    default:
-      return std::numeric_limits<float>::quiet_NaN();
+  template <typename What>
+  void write(const What& what) {
+    cpu.write(what);
+    general.write(what);
+    own.write(what);
   }
-}
+  void select() {
+    cpu.select();
+    general.select();
+    own.select();
+  }
+  void expect_same(const char* what, int number) {
+    const auto selection = cpu.selection.read();
+    const auto kth = cpu.kth_bits();
+    ASSERT_EQ(general.selection.read(), selection) << what << number;
+    ASSERT_EQ(general.kth_bits(), kth) << what << number;
+    ASSERT_EQ(own.selection.read(), selection) << what << number;
+    ASSERT_EQ(own.kth_bits(), kth) << what << number;
+  }
+  void check(ScoredRows rows, int kind) {
+    write(rows);
+    select();
+    expect_same("kind ", kind);
+  }
+  /// Rows that the GPU's own kernel searched although score had sifted them, and tokens sifted.
+  LayerCounters counted() const { return own.counters.read().front(); }
+
+  SelectSizes sizes;
+  std::array<std::unique_ptr<Backend>, 3> backends;
+  SelectWorld cpu;
+  SelectWorld general;
+  SelectWorld own;
+};
 
 TEST_F(CudaSelect, SelectsLikeTheCpu) {
   for (const std::int32_t k : {1, 31, 32, 33, 64, 200}) {
-    const ShapeView shape = shape_of(RowFormat::fp32, IndexKeyFormat::fp8, k);
-    const Sizes sizes{.batch = 10, .table_stride = 20};
-    Pair pair(shape, sizes);
-    std::mt19937 engine(static_cast<unsigned>(k));
-    const std::vector<std::int32_t> positions = {kNone, 0, k - 2, k - 1, k, 255, 256, 1023, 1024, 1279};
-    for (int kind = 0; kind < 9; ++kind) {
-      std::vector<float> scores(10 * static_cast<std::size_t>(sizes.score_stride()));
-      std::ranges::generate(scores, [&] { return score_of(kind, engine); });
-      // What lies behind a row's own position must not be looked at.
-      for (std::size_t row = 0; row < 10; ++row) {
-        const auto first = row * static_cast<std::size_t>(sizes.score_stride());
-        std::fill(scores.begin() + static_cast<std::ptrdiff_t>(first) + positions[row] + 1,
-                  scores.begin() + static_cast<std::ptrdiff_t>(first) + sizes.score_stride(),
-                  std::numeric_limits<float>::infinity());
-      }
-      expect_same(pair, positions, scores);
+    Three three(k, {.rows = 10, .table_stride = 20});
+    for (int kind = 0; kind < kScoreKinds; ++kind) {
+      three.check({three.sizes, {kNone, 0, k - 2, k - 1, k, 255, 256, 1023, 1024, 1279}, kind, 100U + k}, kind);
     }
   }
 }
 
 TEST_F(CudaSelect, LongRows) {
-  const ShapeView shape = shape_of(RowFormat::fp32, IndexKeyFormat::fp8, 2048);
-  const Sizes sizes{.slots = 16, .batch = 3, .table_stride = 320};
-  Pair pair(shape, sizes);
-  std::mt19937 engine(3);
-  for (int kind = 0; kind < 4; ++kind) {
-    std::vector<float> scores(3 * static_cast<std::size_t>(sizes.score_stride()));
-    std::ranges::generate(scores, [&] { return score_of(kind, engine); });
-    expect_same(pair, {16383, 20479, 2048}, scores);
+  for (const std::int32_t k : {1, 64, 2048, 3001, 4096}) {
+    Three three(k, {.rows = 4, .table_stride = 640});
+    for (int kind = 0; kind < kScoreKinds; ++kind) {
+      three.check({three.sizes, {40959, std::max(8191, k), 33333, std::max(8192, k - 1)}, kind, 7U}, kind);
+    }
+  }
+}
+
+TEST_F(CudaSelect, OneVeryLongRow) {
+  for (const std::int32_t tokens : {100'001, 262'144, 1'048'576}) {
+    Three three(2048, {.rows = 1, .table_stride = (tokens + kTokensPerBlock - 1) / kTokensPerBlock});
+    for (const int kind : {0, 1, 2, 4, 13, 14}) {
+      three.check({three.sizes, {tokens - 1}, kind, 11U}, kind);
+    }
+  }
+}
+
+TEST_F(CudaSelect, ManyRows) {
+  for (const std::int32_t rows : {13, 20, 40, 102}) {
+    Three three(2048, {.rows = rows, .table_stride = 520});
+    std::vector<std::int32_t> positions;
+    for (std::int32_t row = 0; row < rows; ++row) {
+      positions.push_back(row % 7 == 3 ? kNone : 520 * kTokensPerBlock - 1 - 317 * row);
+    }
+    three.check({three.sizes, positions, 0, 13U}, 0);
+    three.check({three.sizes, positions, 12, 13U}, 12);
+  }
+}
+
+TEST_F(CudaSelect, SiftedTokensDo) {
+  constexpr std::int32_t kK = 2048;
+  Three three(kK, {.rows = 5, .table_stride = 320, .query_rows = 1, .capacity = 5000});
+  for (const int kind : {0, 2, 3, 5, 6, 9, 10, 13}) {
+    ScoredRows rows(three.sizes, {kNone, kK - 2, kK - 1, 9999, 20479}, kind, 17U);
+    for (const std::int32_t wanted : {kK, kK + 1, 2560, 4096, 4999}) {
+      const Sifting sifting(rows, three.sizes, static_cast<unsigned>(wanted), [&](int) { return wanted; });
+      three.write(rows);
+      three.write(sifting);
+      three.select();
+      three.expect_same("sifted, kind ", kind);
+      std::int64_t candidates = 0;
+      std::int64_t full = 0;
+      for (std::size_t row = 1; row < 5; ++row) {
+        const std::int32_t found = sifting.found[row].found;
+        candidates += found;
+        full += row > 1 && (found < kK || found > three.sizes.capacity) ? 1 : 0;
+      }
+      EXPECT_EQ(three.counted().candidates, candidates) << kind;
+      EXPECT_EQ(three.counted().full_selects, full) << kind;
+      EXPECT_EQ(three.general.counters.read().front().candidates, 0);
+    }
+  }
+}
+
+TEST_F(CudaSelect, SiftingThatIsIncompleteIsNotUsed) {
+  constexpr std::int32_t kK = 512;
+  Three three(kK, {.rows = 8, .table_stride = 200, .query_rows = 4, .capacity = 1000});
+  ScoredRows rows(three.sizes, std::vector<std::int32_t>(8, 12799), 0, 19U);
+  const std::vector<std::int32_t> wanted = {600, 600, 600, kK - 1, 1001, 3000, 600, kK};
+  Sifting sifting(rows, three.sizes, 23, [&](int row) { return wanted[static_cast<std::size_t>(row)]; });
+  sifting.found[0].compared -= 1;  // a token was not compared with the bound
+  sifting.found[1].compared = 0;
+  sifting.found[2].bounds = 0;
+  three.write(rows);
+  three.write(sifting);
+  three.select();
+  three.expect_same("sifted ", 0);
+  EXPECT_EQ(three.counted().full_selects, 6);
+  EXPECT_EQ(three.counted().candidates, 3 * 600 + kK - 1 + 1001 + 3000 + 600 + kK);
+}
+
+TEST_F(CudaSelect, TheSameBitsEveryTime) {
+  constexpr std::int32_t kK = 2048;
+  Three three(kK, {.rows = 13, .table_stride = 600});
+  for (const int kind : {0, 1, 2}) {
+    ScoredRows rows(three.sizes, std::vector<std::int32_t>(13, 38'000), kind, 29U);
+    const Sifting sifting(rows, three.sizes, 31, [&](int row) { return row % 3 == 0 ? 0 : kK + 100 * row; });
+    three.write(rows);
+    three.select();
+    const auto expected = three.cpu.selection.read();
+    for (int repetition = 0; repetition < 200; ++repetition) {
+      if (repetition == 100) {
+        three.write(sifting);
+      }
+      three.own.select();
+      ASSERT_EQ(three.own.selection.read(), expected) << "kind " << kind << ", repetition " << repetition;
+    }
   }
 }
 
 TEST_F(CudaSelect, APartOfAPassWritesItsOwnRows) {
-  const ShapeView shape = shape_of(RowFormat::fp32, IndexKeyFormat::fp8, 8);
-  Pair pair(shape, {.batch = 4});
-  std::mt19937 engine(4);
-  std::vector<float> scores(4 * 256);
-  std::ranges::generate(scores, [&] { return score_of(0, engine); });
-  pair.both([&](World& world) {
-    world.begin(1, {20, 30, 40, 50});
-    world.scores.write(scores);
-    world.select({.first = 1, .count = 2, .tick_offset = 0});
-  });
-  EXPECT_EQ(pair.gpu.selection.read(), pair.cpu.selection.read());
+  Three three(8, {.rows = 4});
+  ScoredRows rows(three.sizes, {20, 30, 40, 50}, 0, 4U);
+  three.write(rows);
+  for (SelectWorld* world : {&three.cpu, &three.general, &three.own}) {
+    world->selection.write(std::vector<std::int32_t>(32, 1 << 30));
+    SelectParams params = world->params();
+    params.block = {.first = 1, .count = 2, .tick_offset = 0};
+    world->backend.select(params);
+  }
+  EXPECT_EQ(three.general.selection.read(), three.cpu.selection.read());
+  EXPECT_EQ(three.own.selection.read(), three.cpu.selection.read());
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class World {
         host_of(backend, none(sizes.slots)),
         stamp(backend, none(sizes.slots)),
         free_slots(backend, all_slots(sizes.slots)),
-        replacement(backend, {0, sizes.slots, 0}),
+        replacement(backend, {0, sizes.slots, 0, 0}),
         counters(backend, std::vector<std::int64_t>(sizeof(LayerCounters) / 8, 0)),
         control(backend, none(control_words())),
         owners(backend, none(2 * sizes.host_blocks())),
@@ -249,7 +249,7 @@ class World {
   DeviceArray<std::int32_t> host_of;
   DeviceArray<std::int32_t> stamp;
   DeviceArray<std::int32_t> free_slots;
-  DeviceArray<std::int32_t> replacement;  ///< hand, free, missed
+  DeviceArray<std::int32_t> replacement;  ///< hand, free, missed, copied
   DeviceArray<std::int64_t> counters;
   DeviceArray<std::int32_t> control;
   DeviceArray<std::int32_t> owners;  ///< entry and index of each block

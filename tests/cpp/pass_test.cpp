@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -146,6 +147,111 @@ TEST_F(Pass, ScoresGoWithTheSelectionThatWasMadeFromThem) {
     scored.push_back(recall.scores != nullptr);
   }
   EXPECT_EQ(scored, (std::vector<bool>{false, false, true, false, true, false, true}));
+}
+
+TEST_F(Pass, ADecodeStepSiftsAndAPrefillDoesNot) {
+  for (const ScoreParams& score : backend->scores) {  // the prefill
+    EXPECT_EQ(score.sift.rows, nullptr);
+  }
+  for (const SelectParams& select : backend->selects) {
+    EXPECT_EQ(select.sift.rows, nullptr);
+  }
+  EXPECT_EQ(backend->begins[0].sift_rows, nullptr);
+  EXPECT_EQ(backend->begins[0].prefetched, nullptr);
+  step(std::ref(model));
+  ASSERT_EQ(backend->scores.size(), 2U);
+  const SiftView& first = backend->scores[0].sift;
+  const SiftView& second = backend->scores[1].sift;
+  EXPECT_EQ(first.rows, backend->begins[0].sift_rows);
+  EXPECT_EQ(first.prefetched, backend->begins[0].prefetched);
+  ASSERT_NE(first.rows, nullptr);
+  EXPECT_EQ(std::abs(first.rows - first.next_rows), small_config().max_batch);
+  EXPECT_EQ(std::abs(first.prefetched - first.next_prefetched), 1);
+  // A call finds what the one before it zeroed, and zeroes what that one used.
+  EXPECT_EQ(second.rows, first.next_rows);
+  EXPECT_EQ(second.next_rows, first.rows);
+  EXPECT_EQ(second.prefetched, first.next_prefetched);
+  EXPECT_EQ(second.next_prefetched, first.prefetched);
+  EXPECT_EQ(second.predicted, first.predicted + 1);
+  EXPECT_EQ(first.predicted_stride, 2);
+  EXPECT_EQ(first.capacity, 1024);
+  EXPECT_FLOAT_EQ(first.prefetch_cap, 0.0012F);
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    EXPECT_EQ(backend->selects[layer].sift.rows, backend->scores[layer].sift.rows);
+    EXPECT_EQ(backend->selects[layer].sift.tokens, backend->scores[layer].sift.tokens);
+    EXPECT_NE(backend->selects[layer].counters, nullptr);
+  }
+}
+
+TEST_F(Pass, SelectGetsNoListThatMayBeStale) {
+  std::vector<bool> sifted;
+  const auto note = [&] {
+    for (const SelectParams& select : backend->selects) {
+      sifted.push_back(select.sift.rows != nullptr);
+    }
+  };
+  step_with([&](ForwardPass& pass, LayerArrays& arrays) {
+    const RowBlock block = pass.blocks().front();
+    const auto score = [&] { pass.score(0, arrays.in.index_q, arrays.in.index_weights, block); };
+    pass.append(0, arrays.in.kv, arrays.in.index_key);
+    score();
+    pass.select(0, block);
+    static_cast<void>(pass.scores(block));  // whoever has the array may write to it
+    pass.select(0, block);
+    score();
+    pass.select(0, block);
+    backend->before_score = [] { throw InvalidArgument("a backend's mishap"); };
+    EXPECT_THROW(score(), InvalidArgument);
+    backend->before_score = {};
+    pass.select(0, block);  // of scores that may be half overwritten
+    score();
+    EXPECT_EQ(backend->scores.back().sift.rows, nullptr);  // the mishap may have left anything
+    pass.select(0, block);
+    pass.recall(0, block);
+  });
+  note();
+  EXPECT_EQ(sifted, (std::vector<bool>{true, false, true, false, false, false}));  // the last: of layer 1
+  sifted.clear();
+  step(std::ref(model));
+  note();
+  EXPECT_EQ(sifted, (std::vector<bool>{true, true})) << "the next pass begins anew";
+  sifted.clear();
+  backend->sifting = false;
+  step(std::ref(model));
+  note();
+  EXPECT_EQ(sifted, (std::vector<bool>{false, false}));
+  EXPECT_EQ(backend->begins[0].sift_rows, nullptr);
+}
+
+TEST_F(Pass, ScoresThatWereWrittenToAreWhatIsSelectedFrom) {
+  step_with([&](ForwardPass& pass, LayerArrays& arrays) {
+    const RowBlock block = pass.blocks().front();
+    pass.append(0, arrays.in.kv, arrays.in.index_key);
+    pass.score(0, arrays.in.index_q, arrays.in.index_weights, block);
+    auto* scores = static_cast<float*>(pass.scores(block).data);
+    for (int position = 0; position < 101; ++position) {
+      scores[position] = static_cast<float>(position);
+    }
+    const auto* selection = pass.select(0, block).as<const std::int32_t>();
+    EXPECT_EQ(selection[0], 93);
+    EXPECT_EQ(selection[7], 100);
+    pass.recall(0, block);
+  });
+}
+
+TEST_F(Pass, WithoutPrefetchNothingIsSifted) {
+  RuntimeConfig config = small_config();
+  config.prefetch = "off";
+  impl = std::make_shared<RuntimeImpl>(small_shape(), config);
+  backend = std::make_shared<RecordingBackend>(RuntimeTestAccess::backend(*impl));
+  RuntimeTestAccess::use_backend(*impl, backend);
+  session = impl->open_session(200);
+  impl->prefill(session, some_tokens(100), std::ref(model));
+  step(std::ref(model));
+  EXPECT_EQ(backend->scores[0].sift.rows, nullptr);
+  EXPECT_EQ(backend->selects[0].sift.rows, nullptr);
+  EXPECT_EQ(backend->begins[0].sift_rows, nullptr);
+  EXPECT_THROW(static_cast<void>(impl->plan().bytes_of("sift_rows")), InvalidArgument);
 }
 
 TEST_F(Pass, ALayerIsAppendedToOnceAndAnAttentionThatFailedCanBeRepeated) {

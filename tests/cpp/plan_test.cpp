@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "runtime/device_state.hpp"
 #include "runtime/host_pool.hpp"
@@ -60,8 +61,9 @@ class MemoryBackend final : public Backend {
   std::string name_ = "cpu";
 };
 
-TEST(Plan, ListsWhatIsAllocatedAndNothingElse) {
+void expect_all_listed(const std::string& prefetch) {
   RuntimeConfig config;
+  config.prefetch = prefetch;
   config.device = "cpu";
   config.host_tokens = 1000;
   config.gpu_slots = 700;
@@ -85,6 +87,24 @@ TEST(Plan, ListsWhatIsAllocatedAndNothingElse) {
   }
   EXPECT_EQ(backend->host.total, 0);
   EXPECT_EQ(backend->on_device.total, 0);
+}
+
+TEST(Plan, ListsWhatIsAllocatedAndNothingElse) { expect_all_listed("off"); }
+
+TEST(Plan, ListsWhatSiftingTakes) {
+  expect_all_listed("on");
+  RuntimeConfig config;
+  config.max_batch = 3;
+  config.query_rows = 2;
+  ModelShape shape = ModelShape::tiny();
+  for (const auto& [top_k, capacity] : {std::pair{1, 1024}, {512, 1024}, {513, 1088}, {2048, 4096}}) {
+    shape.top_k = top_k;
+    const Plan plan = make_plan(shape, config);
+    EXPECT_EQ(plan.sift_capacity, capacity);
+    EXPECT_EQ(plan.bytes_of("sift_rows"), 2 * 6 * 1056);
+    EXPECT_EQ(plan.bytes_of("candidates"), 6 * capacity * 8);
+    EXPECT_EQ(plan.bytes_of("prefetched"), 8);
+  }
 }
 
 }  // namespace

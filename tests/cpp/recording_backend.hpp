@@ -19,6 +19,7 @@ class RecordingBackend final : public Backend {
   const std::string& device() const override { return inner_->device(); }
   MemoryResource& host_memory() override { return inner_->host_memory(); }
   MemoryResource& device_memory() override { return inner_->device_memory(); }
+  bool sifts() const override { return sifting && inner_->sifts(); }
   void use_stream(std::uintptr_t stream) override { inner_->use_stream(stream); }
   void copy_to_device(void* to, const void* from, std::size_t bytes) override {
     inner_->copy_to_device(to, from, bytes);
@@ -36,8 +37,17 @@ class RecordingBackend final : public Backend {
     appends.push_back(params);
     inner_->append(params);
   }
-  void score(const ScoreParams& params) override { inner_->score(params); }
-  void select(const SelectParams& params) override { inner_->select(params); }
+  void score(const ScoreParams& params) override {
+    scores.push_back(params);
+    if (before_score) {
+      before_score();
+    }
+    inner_->score(params);
+  }
+  void select(const SelectParams& params) override {
+    selects.push_back(params);
+    inner_->select(params);
+  }
   void recall(const RecallParams& params) override {
     recalls.push_back(params);
     if (before_recall) {
@@ -56,12 +66,18 @@ class RecordingBackend final : public Backend {
   void clear() {
     begins.clear();
     appends.clear();
+    scores.clear();
+    selects.clear();
     recalls.clear();
   }
 
   std::vector<BeginParams> begins;
   std::vector<AppendParams> appends;
+  std::vector<ScoreParams> scores;
+  std::vector<SelectParams> selects;
   std::vector<RecallParams> recalls;
+  bool sifting = true;
+  std::function<void()> before_score;
   std::function<void()> before_recall;
 
  private:

@@ -78,6 +78,15 @@ TEST(RowScores, NothingIsKnownWithoutScoresOrKthScores) {
   EXPECT_EQ(row_scores(params).distance(row), kNotScored);
 }
 
+TEST(RowScores, NothingIsReadBehindTheScores) {
+  Scored scored;
+  const std::int32_t row = scored.cache.world.host_row_at(1, 190);
+  RowScores scores = scored.all();
+  EXPECT_GE(scores.distance(row), 0.0F);
+  scores.score_stride = 190;
+  EXPECT_EQ(scores.distance(row), kNotScored);
+}
+
 TEST(RowScores, OwnersThatAreOutOfDateAreNotBelieved) {
   Scored scored;
   World& world = scored.cache.world;

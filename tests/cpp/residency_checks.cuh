@@ -50,11 +50,13 @@ enum class Fault : std::int32_t {
   misses,
   balance,
   appended,
+  copied,
 };
 inline const char* name_of(Fault fault) {
   constexpr const char* kNames[] = {
       "none",    "stamp_of_slot",    "row_of_slot", "bytes_of_slot",   "slot_of_row", "stack",   "entry",
-      "new_row", "bytes_of_new_row", "free_count",  "hits_and_misses", "misses",      "balance", "appended"};
+      "new_row", "bytes_of_new_row", "free_count",  "hits_and_misses", "misses",      "balance", "appended",
+      "copied"};
   return kNames[static_cast<std::int32_t>(fault)];
 }
 
@@ -308,6 +310,7 @@ struct Balance {
     const std::int64_t filled = found.replacement.free - layer.replacement->free + evictions;
     const bool appends = check.verb == Verb::append_to_slots || check.verb == Verb::append_and_recall;
     expect(layer.replacement->free == found.free, Fault::free_count, found.free);
+    expect(layer.replacement->copied == 0, Fault::copied, layer.replacement->copied);
     expect(appended == (appends ? found.new_rows : 0), Fault::appended, appended);
     if (!check.may_fail) {
       expect(hits + misses == (check.recalls() ? found.entries : 0), Fault::hits_and_misses, hits + misses);

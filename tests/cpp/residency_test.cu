@@ -119,6 +119,21 @@ TEST_F(Residency, AStampAheadOfTheTickIsAHit) {
   EXPECT_EQ(maps_.stamp[at(slot_)], kNow + 1);
 }
 
+TEST_F(Residency, AStampBelowAllTicksIsAHit) {
+  maps_.stamp[at(slot_)] = kFree - 1 - kNow;
+  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
+  expect_whole();
+}
+
+TEST_F(Residency, WhatFollowsPendingIsNotAskedAgain) {
+  const std::int32_t slot = pop();
+  EXPECT_EQ(look_up(layer_, kOther, kNow), kNone);
+  std::thread waiter([&] { EXPECT_EQ(wait_for(layer_, kOther, kNow), slot); });
+  give(slot, kOther);
+  waiter.join();
+  expect_whole();
+}
+
 TEST_F(Residency, ARowThatGotNoSlotIsFetchedByTheNextCall) {
   maps_.slot_of[kOther] = failed_at(kNow);
   EXPECT_EQ(wait_for(layer_, kOther, kNow), kNone);

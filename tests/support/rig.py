@@ -222,6 +222,18 @@ def check_books(runtime: echo.Runtime, sessions: Sequence[echo.Session]) -> None
     assert stats.free_host_tokens == stats.host_tokens - 64 * len(places)
 
 
+def check_prefetches(runtime: echo.Runtime, layer: echo.LayerStats) -> None:
+    """What was prefetched was used or wasted, and without prefetches nothing was."""
+    assert layer.prefetched_wasted == layer.prefetched - layer.prefetched_used
+    assert 0 <= layer.prefetched_used <= min(layer.prefetched, layer.hits)
+    assert layer.prefetched_bytes == layer.prefetched * runtime.shape.row_bytes
+    config = runtime.plan.config
+    if config.prefetch == "off" or config.prefetch_cap == 0:
+        assert layer.prefetched == layer.prefetches_capped == 0
+    if config.prefetch == "off":
+        assert layer.candidates == layer.full_selects == 0
+
+
 def check_cache(
     runtime: echo.Runtime, sessions: Sequence[echo.Session], exports: Sequence[echo.KvRuns] | None = None
 ) -> None:
@@ -240,7 +252,11 @@ def check_cache(
         np.testing.assert_array_equal(slot_of[host_of[mapped_slots]], mapped_slots)
         assert len(mapped_rows) == len(mapped_slots) == stats.layers[layer].used_slots
         assert ((stamp == -1) == (host_of == -1)).all(), "a slot is free if and only if it has no stamp"
-        assert (stamp[mapped_slots] >= 1).all()
+        check_prefetches(runtime, stats.layers[layer])
+        # Negative ones below -1 say when a row was prefetched.
+        assert ((stamp[mapped_slots] >= 1) | (stamp[mapped_slots] <= -3)).all()
+        if runtime.plan.config.prefetch == "off":
+            assert (stamp[mapped_slots] >= 1).all()
         rows = {
             host_row_of(session, position): row
             for session, kv in zip(sessions, exports, strict=True)

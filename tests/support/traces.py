@@ -99,7 +99,7 @@ class Decoding:
         misses = np.zeros((self.steps + 1, 3), np.int64)
         with echo.Runtime(
             self.shape, device="cpu", host_tokens=capacity, max_context=capacity, max_batch=1, gpu_slots=pool,
-            prefill_chunk=self.before, threads=1,
+            prefill_chunk=self.before, threads=1, prefetch="off",
         ) as runtime:  # fmt: skip
             session = runtime.open_session(capacity)
             runtime.prefill(session, [0] * self.before, prefill)

@@ -52,7 +52,8 @@ class ECHO_API ForwardPass {
   /// Arrays are those of the whole pass. Scores stay in the runtime's workspace until the next score.
   void score(std::int32_t layer, const Array& index_q, const Array& index_weights, RowBlock block);
   /// f32 [count, max_context]: what the last score, which has to be of this block, left there. Of a row at position p
-  /// columns 0 to p hold scores and what lies behind anything, of a padding row all. Valid until the next score.
+  /// columns 0 to p hold scores and what lies behind anything, of a padding row all. Valid until the next score. They
+  /// may be overwritten: a select that follows goes by what is in the array.
   /// Throws InvalidArgument naming `block`, or StateError.
   Array scores(RowBlock block) const;
   /// The exact top-k of the last score: i32 [count, top_k] positions in ascending order, then -1. Ties go to

@@ -27,7 +27,7 @@ struct ECHO_API KvRuns {
   bool writable = false;                           ///< rows may be written to (begin_import), not only read (export_kv)
   std::vector<std::vector<KvRun>> rows;            ///< [layers][runs]
   std::vector<std::vector<std::byte>> index_keys;  ///< [layers][blocks x index_block_bytes]
-  std::vector<float> thresholds;                   ///< [layers], NaN where unknown
+  std::vector<float> thresholds;                   ///< [layers], not finite where unknown
   std::shared_ptr<const void> keep_alive;
 };
 

@@ -40,6 +40,7 @@ struct ECHO_API Plan {
   std::int64_t host_row_stride = 0;  ///< bytes
   std::int64_t pass_rows = 0;        ///< most query rows of a pass: a step's or a prefill chunk's
   std::int64_t block_rows = 0;       ///< most query rows scored and recalled together
+  std::int64_t sift_capacity = 0;    ///< candidates that score lists for each row of a step; 0: it does not sift
   std::vector<MemoryItem> items;
 
   std::int64_t total(MemoryPlace place) const;

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import echo
-from echo.decoding import device_of
+from echo.decoding import device_of, one_torch_thread
 from echo.demo import text as texts
 from echo.demo.decode import LastSelections, Workload
 from echo.demo.figures import figures
@@ -90,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         f"{options.sessions} sessions, {options.new_tokens} new tokens each"
     )
     started = time.perf_counter()
-    with _one_torch_thread():
+    with one_torch_thread():
         kv, prefill_seconds = work.read()
         resident = work.decode(kv, work.all_slots, "everything fits")
         offloaded = work.decode(kv, max(work.least_slots, int(options.pool * work.all_slots)), "small pool")
@@ -139,16 +137,3 @@ def _text_tokens(options: argparse.Namespace, device: str, room: int) -> int:
         )
     tokens: int = options.tokens
     return tokens
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """The model is too small for several; where cores are busy, they would mostly wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -28,7 +28,9 @@ class Decoded:
         tokens: int32 [steps, sessions].
         selections: int32 [steps, layers, sessions, top_k].
         hit_rate: float64 [steps, layers], of single steps.
-        misses: int64 [layers], rows fetched over all steps.
+        misses: int64 [layers], rows that recalls fetched, over all steps.
+        prefetched: int64 [layers], rows fetched while scoring.
+        prefetched_used: int64 [layers], of them selected in the same step.
         step_ms: float64 [steps].
         plan: sizes of the runtime.
     """
@@ -38,8 +40,15 @@ class Decoded:
     selections: NDArray[np.int32]
     hit_rate: NDArray[np.float64]
     misses: NDArray[np.int64]
+    prefetched: NDArray[np.int64]
+    prefetched_used: NDArray[np.int64]
     step_ms: NDArray[np.float64]
     plan: echo.Plan
+
+    @property
+    def fetched(self) -> NDArray[np.int64]:
+        """int64 [layers], all rows that came from the host."""
+        return self.misses + self.prefetched
 
 
 @dataclass
@@ -161,13 +170,18 @@ class Workload:
                 after = runtime.stats()
                 hit_rate.append([_rate(a, b) for a, b in zip(before.layers, after.layers, strict=True)])
                 before = after
-            misses = [b.misses - a.misses for a, b in zip(start.layers, before.layers, strict=True)]
+            counts = {
+                name: np.array(
+                    [getattr(b, name) - getattr(a, name) for a, b in zip(start.layers, before.layers, strict=True)]
+                )
+                for name in ("misses", "prefetched", "prefetched_used")
+            }
             return Decoded(
                 pool=slots,
                 tokens=np.asarray(tokens, dtype=np.int32),
                 selections=np.stack(selections),
                 hit_rate=np.asarray(hit_rate),
-                misses=np.asarray(misses, dtype=np.int64),
+                **counts,
                 step_ms=np.asarray(step_ms),
                 plan=runtime.plan,
             )

@@ -65,9 +65,11 @@ def figures(
         "host_pool_bytes": offloaded.plan.host_bytes,
         "hit_rate": [float(rate) for rate in offloaded.hit_rate.mean(axis=0)],
         "recalled_rows": [int(rows) for rows in offloaded.misses],
-        # Where everything stays, a row is fetched when it is used first and never again.
-        "recalled_again": [int(rows) for rows in offloaded.misses - resident.misses],
-        "recalled_bytes": int(offloaded.misses.sum()) * shape.row_bytes,
+        "prefetched_rows": [int(rows) for rows in offloaded.prefetched],
+        "prefetched_used": [int(rows) for rows in offloaded.prefetched_used],
+        # Where everything stays, a row is fetched once and never again.
+        "fetched_again": [int(rows) for rows in offloaded.fetched - resident.fetched],
+        "fetched_bytes": int(offloaded.fetched.sum()) * shape.row_bytes,
         "step_ms": {name: float(np.median(one.step_ms)) for name, one in runs.items()},
         "prefill_seconds": seconds["prefill"],
         "seconds": seconds["total"],

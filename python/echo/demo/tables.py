@@ -40,7 +40,9 @@ def print_tables(console: Any, resident: Decoded, offloaded: Decoded, figures: d
 
     size = settings.readable
     row_bytes = offloaded.plan.shape.row_bytes
-    fetched = [int(one.misses.sum()) for one in (resident, offloaded)]
+    runs = (resident, offloaded)
+    fetched = [int(one.fetched.sum()) for one in runs]
+    ahead = [(int(one.prefetched.sum()), int(one.prefetched_used.sum())) for one in runs]
     both = Table(title="the same decoding with two GPU pools")
     both.add_column("")
     both.add_column("pool for everything", justify="right")
@@ -50,7 +52,8 @@ def print_tables(console: Any, resident: Decoded, offloaded: Decoded, figures: d
     row("host pool", *[size(figures["host_pool_bytes"])] * 2)
     row("hit rate", f"{resident.hit_rate.mean():.1%}", f"{offloaded.hit_rate.mean():.1%}")
     row("rows fetched", *fetched)
-    row("of them again, after eviction", 0, sum(figures["recalled_again"]))
+    row("of them while scoring / in vain", *(f"{rows:,} / {rows - used:,}" for rows, used in ahead))
+    row("of them again, after eviction", 0, sum(figures["fetched_again"]))
     row("bytes fetched", *(size(rows * row_bytes) for rows in fetched))
     row("time per step, median", *(f"{figures['step_ms'][name]:.1f} ms" for name in ("resident", "offloaded")))
     row("generated tokens", "", verdict(figures["tokens_equal"]))
@@ -66,9 +69,9 @@ def print_tables(console: Any, resident: Decoded, offloaded: Decoded, figures: d
         layers.add_column(name, justify="right")
     steps = len(offloaded.tokens)
     for layer, rate in enumerate(figures["hit_rate"]):
-        misses, again = figures["recalled_rows"][layer], figures["recalled_again"][layer]
+        rows, again = int(offloaded.fetched[layer]), figures["fetched_again"][layer]
         same = np.array_equal(resident.selections[:, layer], offloaded.selections[:, layer])
-        layers.add_row(str(layer), f"{rate:.1%}", f"{misses:,}", f"{again:,}", f"{misses / steps:.1f}", verdict(same))
+        layers.add_row(str(layer), f"{rate:.1%}", f"{rows:,}", f"{again:,}", f"{rows / steps:.1f}", verdict(same))
     console.print(layers)
     if figures["device"] == "cpu":
         console.print("(times on the CPU, where host memory is as near as the pool, say nothing about a GPU)")

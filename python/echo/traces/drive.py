@@ -1,14 +1,14 @@
-"""A trace drives a runtime: its cache manager, selection and predictor at work, without a model.
+"""A trace drives a runtime: its indexer, selection, prefetch, cache manager and predictor at work, without a model.
 
-One session gets the trace's contexts, in rows of zeros: they are as large as real ones, and nobody reads them. Where a
-step has scores, `score` is called with zeros and the trace's scores are written over what it left, so `select` finds
-the selection, the recall sees the scores, and the k-th score goes into the runtime's moving average. Elsewhere
-`recall` is given the selection, and rows go by age.
+One session gets the trace's contexts, in rows of zeros: they are as large as real ones, and nobody reads them. A
+token's index key holds its scores of all steps, a dimension for each, and a step's query asks for its own: so `score`
+finds the trace's scores to the bit, and what follows from them is the product's. Steps without scores give `recall` the
+selection, and rows go by age.
 
 What differs from a model that calls `attention`: a new row gets its slot in `append`, so its victim goes by age, in the
 smallest pools even where the step selects it.
-Tokens beyond the trace's ranks score below the last one, the lower the longer ago they were selected. A step whose
-context did not grow appends its last token anew.
+Tokens beyond the trace's ranks score below the last one, the lower the longer ago they were selected; scores that are
+not finite are the least or the largest numbers. A step whose context did not grow appends its last token anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,18 @@ from echo import Batch, ForwardPass, InvalidArgument, ModelShape, NotSupported, 
 from echo.traces.trace import Trace
 
 _CHUNK = 1024
-_HEADS, _DIM = 8, 16  # of an indexer that says nothing
+_HEADS, _DIM, _MOST_DIMS = 8, 16, 4096  # of an indexer: fewest heads, grain of dimensions
+_LARGEST = np.finfo(np.float32).max
+_COUNTED = (
+    "hits",
+    "misses",
+    "evictions",
+    "candidates",
+    "full_selects",
+    "prefetched",
+    "prefetched_used",
+    "prefetches_capped",
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,8 @@ class Driven:
         device: 'cpu' or 'cuda:N'.
         slots: of the pools, one for each layer.
         row_bytes: of a row.
-        hits, misses, evictions: int64 [steps, layers], as in `echo.LayerStats`; misses are the rows fetched.
+        hits, misses, evictions, candidates, full_selects, prefetched, prefetched_used, prefetches_capped: int64
+            [steps, layers], as in `echo.LayerStats`; misses are the rows that recalls fetched.
         foretold: float32 [steps, layers], the moving average of the k-th score before each step, NaN for none.
     """
 
@@ -45,6 +57,11 @@ class Driven:
     hits: NDArray[np.int64]
     misses: NDArray[np.int64]
     evictions: NDArray[np.int64]
+    candidates: NDArray[np.int64]
+    full_selects: NDArray[np.int64]
+    prefetched: NDArray[np.int64]
+    prefetched_used: NDArray[np.int64]
+    prefetches_capped: NDArray[np.int64]
     foretold: NDArray[np.float32]
 
 
@@ -60,14 +77,14 @@ class Counters:
         """A step is over. On a GPU, waits for it."""
         self._seen.append(self._now())
 
-    def steps(self) -> NDArray[np.int64]:
-        """int64 [steps, layers, 3], hits, misses and evictions of each step."""
+    def steps(self) -> dict[str, NDArray[np.int64]]:
+        """By name of the counter, int64 [steps, layers], what each step added."""
         seen = np.asarray(self._seen, np.int64)
-        return seen[1:] - seen[:-1]
+        return dict(zip(_COUNTED, np.moveaxis(seen[1:] - seen[:-1], 2, 0), strict=True))
 
-    def _now(self) -> list[tuple[int, int, int]]:
+    def _now(self) -> list[list[int]]:
         self._runtime.synchronize()
-        return [(layer.hits, layer.misses, layer.evictions) for layer in self._runtime.stats().layers]
+        return [[getattr(layer, name) for name in _COUNTED] for layer in self._runtime.stats().layers]
 
 
 def drive(
@@ -77,6 +94,7 @@ def drive(
     *,
     device: str = "auto",
     alpha: float = 0.5,
+    prefetch_cap: float = 0.0,
     row_format: str = "fp8_656",
 ) -> Driven:
     """Replays a trace through a runtime whose pools are empty at first.
@@ -87,10 +105,13 @@ def drive(
         layers: of the trace, each with a pool of its own; default all.
         device: as of `echo.Runtime`; a GPU needs torch.
         alpha: weight of the past in the moving average of the k-th score, 0 to 1.
+        prefetch_cap: as of `echo.Runtime`, most rows that are prefetched for each 1,000 scored tokens; -1 for what
+            the device can fetch.
         row_format: of `echo.ModelShape`; sets how many bytes a row has.
 
     Raises:
-        InvalidArgument: naming `slots`, `layers`, `alpha`, `device` or `row_format`.
+        InvalidArgument: naming `slots`, `layers`, `alpha`, `prefetch_cap`, `device` or `row_format`; naming `trace`, if
+            it has more than 4,096 steps with scores.
         CapacityError: the trace's rows do not fit this machine.
         NotSupported: naming `device`, on a GPU without torch.
         StateError: naming `selection`, if the runtime does not select what the trace has.
@@ -102,16 +123,19 @@ def drive(
         raise InvalidArgument(f"slots: {slots} given, expected at least {trace.top_k + 1} (top_k + 1)")
     if not 0 <= alpha <= 1:
         raise InvalidArgument(f"alpha: {alpha} given, expected 0 to 1")
+    dims = _DIM if trace.ranks == 0 else -(-trace.steps // _DIM) * _DIM
+    if dims > _MOST_DIMS:
+        raise InvalidArgument(f"trace: {trace.steps} steps with scores given, expected at most {_MOST_DIMS}")
     shape = ModelShape(
-        layers=len(chosen), index_heads=_HEADS, index_dim=_DIM, query_heads=1, top_k=trace.top_k,
+        layers=len(chosen), index_heads=_HEADS, index_dim=dims, query_heads=1, top_k=trace.top_k,
         row_format=row_format, index_key_format="fp32",
     )  # fmt: skip
     capacity = int(trace.context[-1])
     with Runtime(
         shape, device=device, gpu_slots=slots, threshold_alpha=alpha, host_tokens=capacity, max_context=capacity,
-        max_batch=1, query_rows=1, prefill_chunk=min(_CHUNK, capacity),
+        max_batch=1, query_rows=1, prefill_chunk=min(_CHUNK, capacity), prefetch_cap=prefetch_cap,
     ) as runtime:  # fmt: skip
-        feed = _Feed(trace, chosen, shape.row_bytes, _Host() if runtime.device == "cpu" else _Gpu(runtime.device))
+        feed = _Feed(trace, chosen, shape, _Host() if runtime.device == "cpu" else _Gpu(runtime.device))
         session = runtime.open_session(capacity)
         counters = Counters(runtime)
         foretold = []
@@ -120,72 +144,90 @@ def drive(
             if session.length > before:
                 session.truncate(before)
             while session.length < before:
+                feed.first = session.length
                 runtime.prefill(session, [0] * min(_CHUNK, before - session.length), feed.append)
             foretold.append(np.array(runtime.thresholds(session), np.float32))
             feed.step = step
             runtime.step(Batch([session], [0]), feed.decode)
             counters.note()
-        counts = counters.steps()
-        return Driven(
-            runtime.device, slots, shape.row_bytes, counts[..., 0], counts[..., 1], counts[..., 2], np.stack(foretold)
-        )
+        return Driven(runtime.device, slots, shape.row_bytes, **counters.steps(), foretold=np.stack(foretold))
 
 
 class _Feed:
     """Forwards that do what a trace says."""
 
-    def __init__(self, trace: Trace, layers: tuple[int, ...], row_bytes: int, arrays: _Host | _Gpu) -> None:
+    def __init__(self, trace: Trace, layers: tuple[int, ...], shape: ModelShape, arrays: _Host | _Gpu) -> None:
         self.step = 0
+        self.first = 0  # position of the first row of a prefill
         self._trace = trace
         self._layers = layers
         self._arrays = arrays
-        self._used = np.full((len(layers), int(trace.context[-1])), -1, np.int64)  # step that selected or made a token
-        rows = min(_CHUNK, int(trace.context[-1]))
-        self._kv = arrays.given(np.zeros((rows, row_bytes), np.uint8))
-        self._keys = arrays.given(np.zeros((rows, _DIM), np.float32))
-        self._queries = arrays.given(np.zeros((1, _HEADS, _DIM), np.float32))
-        self._weights = arrays.given(np.zeros((1, _HEADS), np.float32))
+        self._scores = [_scores(trace, layer, shape.index_dim) for layer in layers]
+        self._kv = arrays.given(np.zeros((min(_CHUNK, int(trace.context[-1])), shape.row_bytes), np.uint8))
+        # x = relu(x) - relu(-x): one head asks for the score, another for its negative.
+        weights = np.zeros((1, _HEADS), np.float32)
+        weights[0, :2] = 1, -1
+        self._weights = arrays.given(weights)
 
     def append(self, p: ForwardPass) -> None:
-        """Rows alone, as in a prefill."""
+        """Rows and keys alone, as in a prefill."""
         for number in range(len(self._layers)):
-            p.append(number, self._kv[: p.rows], self._keys[: p.rows])
+            p.append(number, self._kv[: p.rows], self._keys(number, self.first, p.rows))
 
     def decode(self, p: ForwardPass) -> None:
         """The current step."""
         for number, layer in enumerate(self._layers):
-            p.append(number, self._kv[:1], self._keys[:1])
-            positions, used = self._trace.positions[self.step, layer], self._used[number]
-            scores = self._scores(layer, used)
-            used[positions[positions >= 0]] = used[self._trace.context[self.step] - 1] = self.step
-            if scores is None:
+            p.append(number, self._kv[:1], self._keys(number, int(self._trace.context[self.step]) - 1, 1))
+            positions = self._trace.positions[self.step, layer]
+            if not _scored(self._trace, self.step, layer):
                 p.recall(number, self._arrays.given(positions[None]))
                 continue
-            p.score(number, self._queries, self._weights)
-            self._arrays.held(p.scores())[0, : len(scores)] = self._arrays.given(scores)
+            query = np.zeros((1, _HEADS, self._scores[number].shape[1]), np.float32)
+            query[0, :2, self.step] = 1, -1
+            p.score(number, self._arrays.given(query), self._weights)
             selected = self._arrays.read(p.select(number))[0]
             if not np.array_equal(selected, positions):
                 raise StateError(f"selection: step {self.step}, layer {layer}: it is not that of the trace")
             p.recall(number)
 
-    def _scores(self, layer: int, used: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """float32 [context], None where there are none."""
-        trace = self._trace
-        if trace.ranked is None or trace.scores is None or not np.isfinite(trace.kth_score[self.step, layer]):
-            return None
-        kth, ranked = trace.kth_score[self.step, layer], trace.ranked[self.step, layer]
-        ranked = ranked[ranked >= 0]
-        best = trace.scores[self.step, layer, : len(ranked)].copy()
-        # On a file's grid tokens that were not selected may equal the k-th score.
-        best[trace.top_k :] = np.minimum(best[trace.top_k :], _below(kth))
-        # As far below the last rank as that is below the k-th score, at most: much farther, and all that are ranked
-        # would seem equally warm.
-        last = best[-1]
-        share = (self.step - used[: trace.context[self.step]]) / np.float32(self.step + 1)
-        unknown = np.minimum(last - share * ((kth - last) or np.float32(1)), _below(last))
-        scores: NDArray[np.float32] = unknown.astype(np.float32)
-        scores[ranked] = best
-        return scores
+    def _keys(self, number: int, first: int, count: int) -> Any:
+        return self._arrays.given(self._scores[number][first : first + count])
+
+
+def _scored(trace: Trace, step: int, layer: int) -> bool:
+    return trace.ranks > 0 and bool(np.isfinite(trace.kth_score[step, layer]))
+
+
+def _scores(trace: Trace, layer: int, dims: int) -> NDArray[np.float32]:
+    """float32 [last context, dims], what each token scores in each step of a layer; 0 where there is no score."""
+    scores = np.zeros((int(trace.context[-1]), dims), np.float32)
+    used = np.full(len(scores), -1, np.int64)  # step that selected or made a token
+    for step in range(trace.steps):
+        context = int(trace.context[step])
+        if _scored(trace, step, layer):
+            of_step = _scores_of_step(trace, step, layer, used[:context])
+            scores[:context, step] = np.where(np.isnan(of_step), -_LARGEST, np.clip(of_step, -_LARGEST, _LARGEST))
+        positions = trace.positions[step, layer]
+        used[positions[positions >= 0]] = used[context - 1] = step
+    return scores
+
+
+def _scores_of_step(trace: Trace, step: int, layer: int, used: NDArray[np.int64]) -> NDArray[np.float32]:
+    """float32 [context]."""
+    assert trace.ranked is not None and trace.scores is not None
+    kth, ranked = trace.kth_score[step, layer], trace.ranked[step, layer]
+    ranked = ranked[ranked >= 0]
+    best = trace.scores[step, layer, : len(ranked)].copy()
+    # On a file's grid tokens that were not selected may equal the k-th score.
+    best[trace.top_k :] = np.minimum(best[trace.top_k :], _below(kth))
+    # As far below the last rank as that is below the k-th score, at most: much farther, and all that are ranked
+    # would seem equally warm.
+    last = best[-1]
+    share = (step - used) / np.float32(step + 1)
+    unknown = np.minimum(last - share * ((kth - last) or np.float32(1)), _below(last))
+    scores: NDArray[np.float32] = unknown.astype(np.float32)
+    scores[ranked] = best
+    return scores
 
 
 def _below(score: np.float32) -> np.float32:
@@ -198,10 +240,6 @@ class _Host:
 
     def given(self, values: NDArray[Any]) -> Any:
         return values
-
-    def held(self, array: Any) -> Any:
-        """An array of the runtime, to be written to."""
-        return array
 
     def read(self, array: Any) -> NDArray[Any]:
         """An array of the runtime, on the host."""
@@ -222,9 +260,6 @@ class _Gpu:
     def given(self, values: NDArray[Any]) -> Any:
         return self._torch.from_numpy(values.copy()).to(self._device)
 
-    def held(self, array: Any) -> Any:
-        return self._torch.from_dlpack(array)
-
     def read(self, array: Any) -> NDArray[Any]:
-        on_host: NDArray[Any] = self.held(array).cpu().numpy()
+        on_host: NDArray[Any] = self._torch.from_dlpack(array).cpu().numpy()
         return on_host

@@ -1,0 +1,148 @@
+"""Score, select and recall of DeepSeek-V3.2 with and without prefetch, at hit rates from a half to almost all.
+
+The same harness as test_layer.py, without new tokens and without attention; two dozen layers, or as many as fit.
+`path` is on (score lists what may be selected, and fetches what probably will be), off (neither), or candidates (it
+lists, but fetches nothing). Beside them, of the same data: score alone, and a plain gather of the rows to be missed,
+fresh and in order of address, with its best grid. The longer of the two is what can be reached at best, and
+`us_allowed` what is aimed at: 1.08 times that and 12 us. Medians, microseconds per layer. Writes prefetch.json, and
+prefetch.png where matplotlib is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import record
+from gates import Gates
+from native.binding import device_clock
+from native.step_binding import TOP_K, Case, Part, Result, StepBench, skip_reason
+
+ROUNDS = 5
+WARM_UP = 2
+GRIDS = (32, 132)  # blocks of 512 threads; the gather takes the better one
+HOST_BYTES = 54e9  # of slabs
+MOST_LAYERS = 24
+HIT_RATES = (0.5, 0.9, 0.97, 0.99)
+PREFETCH_CAP = float(os.environ.get("ECHO_BENCH_PREFETCH_CAP", "0.0012"))  # rows per scored token
+
+
+def case_of(batch: int, length: int, row_bytes: int) -> Case:
+    """With as many layers as fit."""
+    one = Case(batch, length, layers=1, row_bytes=row_bytes, new_rows=False)
+    layers = min(MOST_LAYERS, int(HOST_BYTES // one.host_bytes))
+    return Case(batch, length, layers=layers, row_bytes=row_bytes, new_rows=False)
+
+
+CASES = [
+    case_of(batch, length, row_bytes)
+    for row_bytes in (656, 1152)
+    for length in (32_768, 65_536, 102_400)
+    for batch in (1, 2, 8, 13, 32)
+]
+
+_MEASURED = pytest.StashKey[list[dict[str, Any]]]()
+
+pytestmark = pytest.mark.benchmark(group="indexer", timer=device_clock)
+
+
+@pytest.fixture(scope="session")
+def bench(request: pytest.FixtureRequest) -> Iterator[StepBench]:
+    """The library with as much pinned host memory as the largest of the chosen cases needs."""
+    if (reason := skip_reason()) is not None:
+        pytest.skip(reason)
+    chosen = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
+    made = StepBench(max(case.host_bytes for case in chosen if isinstance(case, Case)))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def alone() -> dict[Case, tuple[float, int]]:
+    """Time of score alone, and nodes that are not of a layer, by case: they do not depend on the hit rate."""
+    return {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plotted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draws what was measured."""
+    yield
+    try:
+        import prefetch_plot
+    except ImportError:
+        return
+    made = request.config.stash.get(_MEASURED, [])
+    if made:
+        prefetch_plot.draw(made, record.RESULTS / "prefetch.png")
+
+
+def median(case: Case, results: list[Result]) -> float:
+    """Microseconds per layer."""
+    return statistics.median([result.microseconds for result in results]) / case.layers
+
+
+def figures_of(case: Case, results: list[Result], frame: int) -> dict[str, Any]:
+    """Time, and counts per layer; `frame` nodes are not of a layer."""
+    calls = case.layers * len(results)
+    return {
+        "us": median(case, results),
+        "layers": case.layers,
+        "launches_per_layer": (results[0].nodes - frame) / case.layers,
+        "misses": sum(result.misses for result in results) / calls,
+        "prefetched": sum(result.prefetched for result in results) / calls,
+        "prefetched_used": sum(result.prefetched_used for result in results) / calls,
+        "prefetches_capped": sum(result.prefetches_capped for result in results) / calls,
+        "full_selects": sum(result.full_selects for result in results) / calls / case.batch,
+        "natural_miss_rate": sum(result.natural_misses for result in results) / calls / case.batch / TOP_K,
+    }
+
+
+@pytest.mark.parametrize("hit_rate", HIT_RATES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_indexer(
+    case: Case,
+    hit_rate: float,
+    bench: StepBench,
+    alone: dict[Case, tuple[float, int]],
+    benchmark: Any,
+    gates: Callable[[str], Gates],
+    request: pytest.FixtureRequest,
+) -> None:
+    """Both paths at one hit rate, and what limits them."""
+    bench.create(case)
+    misses = case.misses(1.0 - hit_rate)
+
+    def replays(part: Part, rounds: int = ROUNDS, warm_up: int = 1, **options: Any) -> list[Result]:
+        return [bench.replay(part, misses, **options) for _ in range(warm_up + rounds)][warm_up:]
+
+    if case not in alone:
+        alone[case] = median(case, replays(Part.SCORE)), bench.replay(Part.NOTHING).nodes
+    score, frame = alone[case]
+    gather = min(median(case, replays(Part.GATHER, rounds=3, blocks=blocks)) for blocks in GRIDS)
+    results = {"off": replays(Part.RECALL), "candidates": replays(Part.RECALL, warm_up=WARM_UP, sift=True)}
+    bench.verify()
+    on: list[Result] = []
+    benchmark.pedantic(
+        lambda: on.append(bench.replay(Part.RECALL, misses, sift=True, prefetch_cap=PREFETCH_CAP)),
+        rounds=ROUNDS,
+        warmup_rounds=WARM_UP,
+    )
+    bench.verify()
+    results["on"] = on[-ROUNDS:]
+    times = {path: median(case, of_path) for path, of_path in results.items()}
+    allowed = 1.08 * max(score, gather) + 12.0
+    keys = {"batch": case.batch, "length": case.length, "hit_rate": hit_rate, "row_bytes": case.row_bytes}
+    problems = []
+    for path, of_path in results.items():
+        figures = figures_of(case, of_path, frame)
+        if path == "on":
+            figures |= {"us_score": score, "us_gather_sorted": gather, "us_allowed": allowed}
+            figures |= {"within": times["on"] <= allowed, "speedup": times["off"] / times["on"]}
+            figures |= {"speedup_of_prefetch": times["candidates"] / times["on"]}
+        request.config.stash.setdefault(_MEASURED, []).append({"case": {**keys, "path": path}, **figures})
+        benchmark.extra_info[path] = figures
+        problems += gates("prefetch").add({**keys, "path": path}, figures, exact=("launches_per_layer",), times=("us",))
+    assert not problems, "\n".join(problems)

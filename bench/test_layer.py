@@ -1,0 +1,140 @@
+"""One layer of a decode step of DeepSeek-V3.2: append, score, select, recall and attend, through the CUDA backend.
+
+A graph of as many layers as fit, 61 where possible, all different, begins and commits like a step of the runtime. Every
+replay appends a token to each session; scores change from step to step as those of a model, and select, in each layer,
+just the share of rows that is to be missed, at random, on cold caches. `system`:
+
+- resident: nothing is missed; prefetch is on;
+- echo: 2 % of the selected rows are missed; prefetch is off;
+- echo-prefetch: the same with prefetch: score lists what may be selected, and fetches what probably will be;
+- without_offload: all rows lie on the GPU at fixed places, nothing is looked up.
+
+Medians, microseconds per layer. `verbs` are differences between graphs that end after one verb or the next. Counts are
+checked in every replay; selections, maps, bytes and outputs (against the rows of the host) in some.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from gates import Gates
+from native.binding import device_clock
+from native.step_binding import TOP_K, Case, Part, Result, StepBench, skip_reason
+
+ROUNDS = 12
+WARM_UP = 4  # the thresholds need some steps, too
+PART_ROUNDS = 3
+MISS_RATE = 0.02
+PREFETCH_CAP = float(os.environ.get("ECHO_BENCH_PREFETCH_CAP", "0.0012"))  # rows per scored token
+PARTS = {
+    Part.NOTHING: "begin_commit", Part.APPEND: "append", Part.SCORE: "score", Part.SELECT: "select",
+    Part.RECALL: "recall",
+}  # fmt: skip
+
+SYSTEMS = ("resident", "echo", "echo-prefetch")
+CASES = [
+    *((Case(13, 102_400), system) for system in SYSTEMS),
+    *((Case(13, 32_768), system) for system in SYSTEMS),
+    *((Case(32, 41_600), system) for system in SYSTEMS),
+    *((Case(8, 102_400), system) for system in SYSTEMS),
+    *((Case(8, 32_768), system) for system in SYSTEMS),
+    *((Case(1, 102_400), system) for system in SYSTEMS),
+    *((Case(1, 32_768), system) for system in SYSTEMS),
+    *((Case(1, 4096, pool_slots=8192, without_offload=True), system) for system in ("without_offload", "resident")),
+]
+# The best stack of peers, each measured on its own on an H200: DeepGEMM's logits, SGLang's top-k (not always exact),
+# its HiSparse recall, FlashMLA.
+PEERS = {(13, 102_400): {"score": 49.4, "select": 9.4, "recall": 37.7, "attend": 34.1, "us": 130.6}}
+
+pytestmark = pytest.mark.benchmark(group="layer", timer=device_clock)
+
+
+@pytest.fixture(scope="session")
+def times() -> dict[tuple[Case, str], float]:
+    """Of what was measured."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def bench(request: pytest.FixtureRequest) -> Iterator[StepBench]:
+    """The library with as much pinned host memory as the largest of the chosen cases needs."""
+    if (reason := skip_reason()) is not None:
+        pytest.skip(reason)
+    chosen = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
+    made = StepBench(max(case.host_bytes for case in chosen if isinstance(case, Case)))
+    yield made
+    made.close()
+
+
+def of_step(bench: StepBench, case: Case, system: str, part: Part) -> Result:
+    """One replay of a part of the step."""
+    if system == "without_offload":
+        return bench.replay(Part.WITHOUT_OFFLOAD if part == Part.ATTEND else part)
+    misses = 0 if system == "resident" else case.misses(MISS_RATE)
+    prefetches = system != "echo"
+    return bench.replay(part, misses, sift=prefetches, prefetch_cap=PREFETCH_CAP if prefetches else 0.0)
+
+
+def verbs_of(bench: StepBench, case: Case, system: str, step: Result, us: float) -> dict[str, Any]:
+    """What each verb adds, and launches of a layer."""
+    times = {}
+    nodes = 0
+    for part, name in PARTS.items():
+        if system == "without_offload" and part == Part.RECALL:
+            continue
+        results = [of_step(bench, case, system, part) for _ in range(1 + PART_ROUNDS)][1:]
+        times[name] = statistics.median([result.microseconds for result in results]) / case.layers
+        nodes = results[0].nodes if part == Part.NOTHING else nodes
+    times["attend"] = us
+    names = list(times)
+    verbs = {name: times[name] - times[before] for before, name in itertools.pairwise(names)}
+    return {
+        "verbs": {"begin_commit": times["begin_commit"], **verbs},
+        "launches_per_layer": (step.nodes - nodes) / case.layers,
+    }
+
+
+@pytest.mark.parametrize(("case", "system"), CASES, ids=str)
+def test_layer(
+    case: Case,
+    system: str,
+    bench: StepBench,
+    times: dict[tuple[Case, str], float],
+    benchmark: Any,
+    gates: Callable[[str], Gates],
+) -> None:
+    """Times of a layer, of its verbs and of all layers, and what was recalled."""
+    bench.create(case)
+    results: list[Result] = []
+    benchmark.pedantic(
+        lambda: results.append(of_step(bench, case, system, Part.ATTEND)), rounds=ROUNDS, warmup_rounds=WARM_UP
+    )
+    bench.verify()
+    results = results[-ROUNDS:]
+    us = times[case, system] = statistics.median([result.microseconds for result in results]) / case.layers
+    calls = case.layers * ROUNDS
+    figures: dict[str, Any] = {
+        "us": us,
+        "ms_per_step": 1e-3 * us * case.layers,
+        "layers": case.layers,
+        **verbs_of(bench, case, system, results[-1], us),
+        "misses": sum(result.misses for result in results) / calls,
+        "prefetched": sum(result.prefetched for result in results) / calls,
+        "prefetched_used": sum(result.prefetched_used for result in results) / calls,
+        "natural_miss_rate": sum(result.natural_misses for result in results) / calls / case.batch / TOP_K,
+        "candidates_per_row": sum(result.candidates for result in results) / calls / case.batch,
+        "full_selects": sum(result.full_selects for result in results) / calls / case.batch,
+    }
+    if system.startswith("echo") and (case.batch, case.length) in PEERS:
+        figures["peers"] = PEERS[case.batch, case.length]
+    if (without := times.get((case, "without_offload"))) is not None and system != "without_offload":
+        figures["of_without_offload"] = us / without
+    benchmark.extra_info["figures"] = figures
+    keys = {"batch": case.batch, "length": case.length, "system": system}
+    problems = gates("layer").add(keys, figures, exact=("launches_per_layer",), times=("us",))
+    assert not problems, "\n".join(problems)

@@ -1,0 +1,171 @@
+// select on GPUs with clusters: a cluster of blocks per row puts together a short list of tokens that has all of the
+// top-k, and the first block selects from it (select_list.cuh).
+//
+// The list is score's, where it has one for the row that is known to be whole; then the other blocks leave at once.
+// Else each block finds the same bound from a sample of the row (select_gather.cuh) and adds what reaches it in its
+// part to the first block's list, over distributed shared memory: one read of the scores. If the list comes out too
+// short or too long (many ties, or scores that the sample says nothing about), the cluster searches all scores: is the
+// bound the k-th score itself? Else three digits as in select.cu, from histograms over the cluster; then blocks count
+// and write their parts in order. Bits do not depend on the way taken.
+// Shared memory: the list (64 KB for k up to 2048), 10 bits per 8 positions, a histogram.
+#include "kernels/select_cluster.hpp"
+
+#include <algorithm>
+
+#include "kernels/launch.cuh"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/cluster.cuh"
+#include "kernels/select_row.cuh"
+#include "kernels/step_rows.cuh"
+
+namespace echo {
+namespace {
+
+using namespace top_k;
+
+constexpr int kThreads = kListThreads;
+constexpr std::int32_t kLargestK = 4096;
+__global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_constant__ SelectParams p,
+                                                              const __grid_constant__ Layout layout,
+                                                              const __grid_constant__ KernelErrorView errors) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) std::byte memory[];
+  const auto index = static_cast<std::int32_t>(ptx::cluster_index());
+  const std::uint32_t rank = ptx::cluster_rank();
+  const std::uint32_t blocks = ptx::cluster_size();
+  prepare(*reinterpret_cast<Shared*>(memory), rank, blocks);
+  wait_for_kernel_before();
+  let_next_kernel_begin();
+  const Sifted sifted(p.sift, index, rank == 0);
+  const std::int32_t k = p.shape.top_k;
+  const std::int32_t row_index = p.block.first + index;
+  std::int32_t length = position_of(p.step, row_index, errors) + 1;
+  if (length > p.score_stride) {
+    errors.raise(KernelError::bad_position);
+    length = 0;
+  }
+  const Row row{.scores = p.scores + index * p.score_stride,
+                .length = length,
+                .k = k,
+                .selection = p.selection + static_cast<std::int64_t>(row_index) * k,
+                .kth_score = p.kth_score + row_index,
+                .rank = rank,
+                .blocks = blocks};
+  const bool whole = sifted.whole(row, min(p.sift.capacity, layout.capacity));
+  __syncwarp();
+  ptx::cluster_wait();
+  if (p.sift.rows != nullptr && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
+    add_to(p.counters->candidates, sifted.found);
+    add_to(p.counters->full_selects, length >= k && !whole ? 1 : 0);
+  }
+  if (length >= k && (rank == 0 || !whole)) {
+    select_row(row, sifted, whole, {memory, layout, length});
+  } else if (length < k && rank == 0) {
+    write_all<kThreads>(length, k, row.selection);
+  }
+#endif
+}
+
+constexpr std::size_t kSharedBytes = 227 * 1024;
+
+/// Room for 4 k tokens or what fits beside the bitmap, at least 2 k; a capacity of 0: that does not fit.
+Layout layout_of(const SelectParams& params) {
+  const std::int32_t k = params.shape.top_k;
+  constexpr std::int64_t kStep = kGroupBits * Bitmap::kOwn;
+  const std::int64_t groups = (params.score_stride + kStep - 1) / kStep * Bitmap::kOwn;
+  if (k > kLargestK || groups > static_cast<std::int64_t>(kSharedBytes / sizeof(std::uint64_t))) {
+    return {};
+  }
+  for (std::int32_t capacity = std::max(8192, 4 * k); capacity >= std::max(2 * k, kBins); capacity -= 1024) {
+    const Layout layout{capacity, static_cast<std::int32_t>(groups), std::max((k + 3) / 4 * 4, kBins)};
+    if (layout.bytes() <= kSharedBytes) {
+      return layout;
+    }
+  }
+  return {};
+}
+
+/// A launch of a cluster of so many blocks per row, which may begin while the kernel before it ends.
+struct ClusterLaunch {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[2] = {};
+
+  ClusterLaunch(std::int32_t blocks, std::int32_t rows, std::size_t shared_bytes, cudaStream_t stream) {
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(static_cast<unsigned>(blocks) * static_cast<unsigned>(rows));
+    config.blockDim = kThreads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;
+  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+};
+
+int clusters_at_once(std::int32_t blocks) {
+  const ClusterLaunch launch(blocks, 1, kSharedBytes, nullptr);
+  int clusters = 0;
+  ECHO_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, select_cluster, &launch.config));
+  return clusters;
+}
+
+/// As many blocks per row as run at once, but parts of some size.
+std::int32_t blocks_per_row(const SelectParams& params, const SelectClusterPlan& plan, int multiprocessors) {
+  constexpr std::int64_t kSmallestPart = 4096;
+  constexpr std::int64_t kLargestPart = 32768;  // of 8 blocks; longer rows get 16
+  const std::int64_t rows = params.block.count;
+  std::int32_t blocks = 1;
+  while (blocks < 8 && 2 * blocks * rows <= multiprocessors && params.score_stride >= 2 * blocks * kSmallestPart) {
+    blocks *= 2;
+  }
+  const bool long_rows = blocks == 8 && params.score_stride >= 8 * kLargestPart;
+  return long_rows && rows <= plan.clusters_of_16 ? 16 : std::min(blocks, plan.largest_cluster);
+}
+
+}  // namespace
+
+SelectClusterPlan plan_select_cluster(int device) {
+  int major = 0;
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  cudaFuncAttributes attributes{};
+  const auto* kernel = reinterpret_cast<const void*>(select_cluster);
+  ECHO_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+  if (major < 9 || attributes.binaryVersion < 90) {
+    return {};
+  }
+  int shared_bytes = 0;
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  if (shared_bytes < static_cast<int>(kSharedBytes)) {
+    return {};
+  }
+  ECHO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  ECHO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  SelectClusterPlan plan;
+  for (const std::int32_t blocks : {1, 2, 4, 8}) {
+    plan.largest_cluster = clusters_at_once(blocks) > 0 ? blocks : plan.largest_cluster;
+  }
+  plan.clusters_of_16 = clusters_at_once(16);
+  return plan;
+}
+
+bool fits_select_cluster(const SelectParams& params, const SelectClusterPlan& plan) {
+  return plan.largest_cluster > 0 && params.shape.top_k > 0 && layout_of(params).capacity > 0 &&
+         params.score_stride % kVectorScores == 0 &&
+         reinterpret_cast<std::uintptr_t>(params.scores) % sizeof(float4) == 0;
+}
+
+void launch_select_cluster(const SelectParams& params, const SelectClusterPlan& plan, const LaunchContext& context) {
+  if (params.block.count == 0) {
+    return;
+  }
+  const Layout layout = layout_of(params);
+  const std::int32_t blocks = blocks_per_row(params, plan, context.multiprocessors);
+  const ClusterLaunch launch(blocks, params.block.count, layout.bytes(), context.stream);
+  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, select_cluster, params, layout, context.errors));
+}
+
+}  // namespace echo

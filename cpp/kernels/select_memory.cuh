@@ -1,0 +1,78 @@
+#pragma once
+// A row that a cluster of blocks selects from, and what each block has in shared memory.
+
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/select_gather.cuh"
+
+namespace echo::top_k {
+
+inline constexpr std::int32_t kLargestCluster = 16;
+
+/// Sizes that the host chooses; the arrays follow Shared in this order.
+struct Layout {
+  std::int32_t capacity;  ///< entries of the list; while all scores are searched, the histogram of the cluster
+  std::int32_t groups;    ///< of the bitmap
+  std::int32_t sorted;    ///< words of the block's histogram, or of the sorted selection; a multiple of four
+
+  std::size_t bytes() const;
+};
+
+struct alignas(16) Shared {
+  ListSearch search;
+  Scan scan;
+  std::uint32_t bounds[kListWarps];
+  ptx::Mbarrier filled;    ///< the first block's: the list is complete
+  ptx::Mbarrier answered;  ///< the others': `do_search` is there
+  std::uint64_t do_search;
+  std::int32_t listed;  ///< tokens in the first block's list, or that should be there
+  Counts counts[kLargestCluster];
+};
+
+inline std::size_t Layout::bytes() const {
+  constexpr std::size_t kPerGroup = sizeof(std::uint64_t) + sizeof(std::uint16_t);
+  return sizeof(Shared) + static_cast<std::size_t>(capacity) * sizeof(std::uint64_t) +
+         static_cast<std::size_t>(sorted) * sizeof(std::int32_t) + static_cast<std::size_t>(groups) * kPerGroup;
+}
+
+/// Shared memory of a block.
+struct Memory {
+  Shared& shared;
+  std::uint64_t* entries;
+  std::int32_t capacity;
+  std::int32_t* histogram;
+  Bitmap bitmap;
+
+  __device__ Memory(std::byte* begin, const Layout& layout, std::int32_t length)
+      : shared(*reinterpret_cast<Shared*>(begin)),
+        entries(reinterpret_cast<std::uint64_t*>(begin + sizeof(Shared))),
+        capacity(layout.capacity),
+        histogram(reinterpret_cast<std::int32_t*>(entries + layout.capacity)) {
+    auto* groups = reinterpret_cast<std::uint64_t*>(histogram + layout.sorted);
+    const std::int32_t used = (length + kGroupBits - 1) / kGroupBits;
+    bitmap = {groups, reinterpret_cast<std::uint16_t*>(groups + layout.groups),
+              (used + Bitmap::kOwn - 1) / Bitmap::kOwn * Bitmap::kOwn};
+  }
+
+  __device__ std::int32_t* cluster_histogram() const { return reinterpret_cast<std::int32_t*>(entries); }
+};
+
+/// A row that selects from at least k tokens, and this block's place in its cluster.
+struct Row {
+  const float* scores;
+  std::int32_t length;
+  std::int32_t k;
+  std::int32_t* selection;
+  float* kth_score;
+  std::uint32_t rank;
+  std::uint32_t blocks;
+
+  /// Of this block; begins at a multiple of 16 bytes.
+  __device__ Part part() const {
+    const auto count = static_cast<std::int32_t>(blocks);
+    const std::int32_t size = (length + count * kVectorScores - 1) / (count * kVectorScores) * kVectorScores;
+    const std::int32_t begin = min(static_cast<std::int32_t>(rank) * size, length);
+    return {begin, min(begin + size, length)};
+  }
+};
+
+}  // namespace echo::top_k

@@ -1,0 +1,186 @@
+// sift: what a GPU does while it scores, done afterwards. Rows in parallel: count the sample, derive the bounds, list
+// candidates. Then, on one thread, rows and positions in order, those above the upper bound that have no slot get one,
+// under the cap; their bytes are copied in parallel. Cost: O(length) per row.
+#include "reference/sift.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <unordered_set>
+#include <vector>
+
+#include "kernels/number_formats.hpp"
+#include "reference/cache_ops.hpp"
+#include "reference/fetch.hpp"
+#include "reference/step_rows.hpp"
+
+namespace echo {
+namespace {
+
+/// A row of the block, as far as it is sifted.
+struct Row {
+  const float* scores;
+  std::int32_t row;      ///< of the pass
+  std::int32_t visible;  ///< tokens
+};
+
+/// Of -inf; keys below it are no scores.
+const std::uint32_t kLeastKey = ordered_key(float_of(kFloatSign | kFloatInf));
+
+std::uint32_t candidate_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds); }
+std::uint32_t prefetch_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds >> 32); }
+
+/// Block of keys that the sample begins with: every kSampleEvery-th one, the last of them half-way between the newest
+/// block and the one it would be next. The newest tokens are nearly all selected: a sample with them says too much, one
+/// that ends far from them too little.
+std::int32_t first_sampled(std::int32_t visible) {
+  const std::int32_t newest = (visible - 1) / kTokensPerBlock;
+  return (newest < kSampleEvery ? newest - newest / 2 : newest - kSampleEvery / 2) % kSampleEvery;
+}
+
+void count_sample(const Row& row, std::int32_t first_key_bin, RowSift& sift) {
+  for (std::int32_t first = first_sampled(row.visible) * kTokensPerBlock; first < row.visible;
+       first += kSampleEvery * kTokensPerBlock) {
+    for (std::int32_t s = first; s < std::min(first + kTokensPerBlock, row.visible); ++s) {
+      ++sift.histogram[bin_of(ordered_key(row.scores[s]), first_key_bin)];
+      ++sift.sampled;
+    }
+  }
+}
+
+void list_candidates(const Row& row, const SiftView& view, RowSift& sift, ScoredToken* tokens) {
+  for (std::int32_t s = 0; s < row.visible; ++s) {
+    const std::uint32_t key = ordered_key(row.scores[s]);
+    if (key >= candidate_bound(sift)) {
+      if (sift.found < view.capacity) {
+        tokens[sift.found] = {.key = key, .position = s};
+      }
+      ++sift.found;
+    }
+  }
+  sift.compared = row.visible;
+}
+
+/// Padding rows and rows that select all they see have nothing to sift, nor have those without a prediction.
+void sift_row(const ScoreParams& params, std::int32_t i) {
+  const Row row{.scores = params.scores + i * params.score_stride,
+                .row = params.block.first + i,
+                .visible = position_of(params.step, params.block.first + i) + 1};
+  const SiftView& view = params.sift;
+  const std::int32_t session = params.step.session[row.row];
+  if (row.visible <= params.shape.top_k || session == kNone) {
+    return;
+  }
+  const float predicted = view.predicted[session * view.predicted_stride];
+  if (std::isnan(predicted)) {
+    return;
+  }
+  RowSift& sift = view.rows[i];
+  const std::int32_t first = first_bin(predicted);
+  count_sample(row, first, sift);
+  sift.bounds =
+      sift_bounds(sift.histogram, sift_targets(params.shape.top_k, view.capacity, sift.sampled, row.visible), first);
+  if (sift.bounds != 0) {
+    list_candidates(row, view, sift, view.tokens + static_cast<std::int64_t>(i) * view.capacity);
+  }
+}
+
+/// Whether the pass appends this position of the row's session: its host row may not be written yet.
+bool is_new(const StepView& step, std::int32_t row, std::int32_t position) {
+  const std::span entry(step.positions + row / step.query_rows * step.query_rows,
+                        static_cast<std::size_t>(step.query_rows));
+  return std::ranges::find(entry, position) != entry.end();
+}
+
+/// Host rows above the upper bounds that have no slot, each once.
+std::vector<std::int32_t> wanted_rows(const ScoreParams& params) {
+  std::vector<std::int32_t> wanted;
+  std::unordered_set<std::int32_t> seen;  // rows of the pass may share host rows
+  for (std::int32_t i = 0; i < params.block.count; ++i) {
+    const RowSift& sift = params.sift.rows[i];
+    const std::int32_t row = params.block.first + i;
+    const float* scores = params.scores + i * params.score_stride;
+    for (std::int32_t s = 0; s < sift.compared; ++s) {
+      if (ordered_key(scores[s]) >= prefetch_bound(sift) && !is_new(params.step, row, s)) {
+        const std::int32_t host_row = host_row_of(params.layer, params.step, row, s);
+        if (params.layer.slot_of[host_row] == kNone && seen.insert(host_row).second) {
+          wanted.push_back(host_row);
+        }
+      }
+    }
+  }
+  return wanted;
+}
+
+void prefetch(ThreadPool& pool, const ScoreParams& params) {
+  const SiftView& view = params.sift;
+  std::vector<std::int32_t> rows = wanted_rows(params);
+  std::int64_t scored = 0;
+  // The lower bounds stand for k-th scores: what is above them may be selected, and stays.
+  std::vector<float> least(static_cast<std::size_t>(params.step.rows), float_of(kFloatNan));
+  for (std::int32_t i = 0; i < params.block.count; ++i) {
+    const RowSift& sift = view.rows[i];
+    scored += position_of(params.step, params.block.first + i) + 1;
+    if (sift.bounds != 0) {
+      least[static_cast<std::size_t>(params.block.first + i)] =
+          value_of_key(std::max(candidate_bound(sift), kLeastKey));
+    }
+  }
+  const auto cap = static_cast<std::size_t>(static_cast<double>(view.prefetch_cap) * static_cast<double>(scored));
+  if (rows.size() > cap) {
+    params.layer.counters->prefetches_capped += std::ssize(rows) - static_cast<std::ptrdiff_t>(cap);
+    rows.resize(cap);
+  }
+  CacheOps cache(params.layer);
+  cache.begin(*params.step.tick + params.block.tick_offset);
+  rows.resize(cache.prefetch(rows, {.scores = params.scores,
+                                    .score_stride = params.score_stride,
+                                    .kth_score = least.data(),
+                                    .step = params.step,
+                                    .block = params.block}));
+  fetch(pool, params.layer, rows);
+  *view.prefetched = static_cast<std::int32_t>(rows.size());
+  params.layer.counters->prefetched += std::ssize(rows);
+}
+
+}  // namespace
+
+std::uint64_t sift_bounds(const std::int32_t* histogram, const SiftTargets& targets, std::int32_t first) {
+  std::int32_t bin = kSiftBins;
+  std::int32_t from = 0;
+  const auto go_down_to = [&](std::int32_t counts) {
+    while (bin > 1 && from < counts) {
+      from += histogram[--bin];
+    }
+    return from >= counts;
+  };
+  if (!go_down_to(targets.prefetch)) {
+    return 0;
+  }
+  // All that lies above the bins may be far more than k rows.
+  const std::uint32_t prefetch = bin >= kSiftBins - 1 ? kNoKey : key_of_bin(bin, first);
+  if (!go_down_to(targets.candidates) || from > targets.most) {
+    return 0;
+  }
+  const std::uint32_t candidates = key_of_bin(bin, first);
+  return candidates == 0 ? 0 : pack_bounds(candidates, prefetch);
+}
+
+void sift_rows(ThreadPool& pool, const ScoreParams& params) {
+  const SiftView& view = params.sift;
+  std::fill_n(view.next_rows, params.block.count, RowSift{});
+  *view.next_prefetched = 0;
+  pool.parallel_for(params.block.count, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      sift_row(params, static_cast<std::int32_t>(i));
+    }
+  });
+  for (std::int32_t i = 0; i < params.block.count; ++i) {
+    params.layer.counters->candidates += std::min(view.rows[i].found, view.capacity);
+  }
+  if (view.prefetch_cap > 0.0F) {
+    prefetch(pool, params);
+  }
+}
+
+}  // namespace echo

@@ -1,0 +1,142 @@
+"""`echo-kv bench decode`: what is run in which order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import echo
+from echo import trace_options
+from echo.bench import systems, tables
+from echo.bench.figures import Case, Served, account, base_of
+from echo.bench.options import Options, add_flags, check
+from echo.bench.regimes import REGIMES
+from echo.bench.schedule import Load, sample
+from echo.bench.systems import System
+
+
+def add_decode(parts: Any) -> None:
+    """Adds `decode` to the parts of `bench`."""
+    parser = parts.add_parser(
+        "decode",
+        help="tokens per second at fixed GPU memory, with and without offloading",
+        description="Serves long requests with continuous batching, by real steps of the attention of DeepSeek-V3.2. "
+        "The rest of the model does not run: it is a time that is added to each step.",
+    )
+    add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures all systems and prints a table."""
+    asked = check(options)
+    load = asked.load
+    if options.plot is not None:
+        trace_options.pyplot()  # missed now, not at the end
+    print(
+        f"{echo.build_info()}; {len(load.outputs)} requests, {sum(load.outputs):,} tokens to write, on "
+        f"{_contexts(load)}; {asked.shape.layers} layers, top-{asked.shape.top_k}, selections like {asked.regime}",
+        flush=True,
+    )
+    cases: list[Case] = []
+    for group in _groups(asked):
+        cases += measure(asked, group)
+        cases.sort(key=lambda case: asked.systems.index(case.system))
+        if options.json is not None:
+            options.json.write_text(json.dumps(report(asked, cases), indent=1, allow_nan=False) + "\n")
+    tables.print_table(cases, asked.added)
+    print(
+        f"\nRun were steps of attention with indexer and cache, {asked.shape.layers} layers; of batches of one size "
+        f"{asked.repeat or 'all'}, the others\ntook as long. Filling contexts is not timed. The time added stands for "
+        "the rest of a model and is the same for all batches\n(a real one takes longer for larger batches). Ratios are "
+        "to resident at the same pool."
+    )
+    if options.plot is not None:
+        from echo.bench.picture import save_picture
+
+        save_picture(options.plot, cases, asked.added, _title(asked))
+    return 0
+
+
+def measure(asked: Options, group: Sequence[System]) -> list[Case]:
+    """Systems that share a runtime."""
+    try:
+        from echo.bench.serve import Server
+    except ImportError as error:
+        raise echo.NotSupported(f"bench: {error}; pip install 'echo-kv[torch]'") from error
+    load, shape = asked.load, asked.shape
+    stretches = [system.stretches(load) for system in group]
+    most = max(len(stretch.running) for each in stretches for stretch in each)
+    slots = max(max(system.slots for system in group), most * (shape.top_k + 1))
+    started = time.perf_counter()
+    cases = []
+    with Server(
+        shape, load, most, REGIMES[asked.regime], device=asked.device, seed=asked.seed, gpu_slots=slots,
+        **dict(group[0].settings), **asked.settings,
+    ) as server:  # fmt: skip
+        print(
+            f"{server.runtime.device}, {slots:,} slots: ready after {time.perf_counter() - started:.1f} s, "
+            f"{server.fill_seconds:.1f} of them to fill {sum(load.lengths):,} tokens",
+            flush=True,
+        )
+        done: dict[tuple[int | None, int], Served] = {}  # pools that give a system the same are run once
+        for system, parts in zip(group, stretches, strict=True):
+            same = system.tokens, system.most
+            if same not in done:
+                chosen = sample(parts, asked.repeat)
+                done[same] = account(parts, server.serve(parts, chosen, system.resident))
+            served = done[same]
+            cases.append(Case(system, systems.gpu_bytes(system, load, shape), served))
+            print(
+                f"  {system.name}, pool {system.pool:,}: batch {served.batch:.1f}, {served.step_ms:.2f} ms a step, "
+                f"{served.run_steps:,} of {served.steps:,} steps run in {served.run_seconds:.1f} s",
+                flush=True,
+            )
+    return cases
+
+
+def report(asked: Options, cases: Sequence[Case]) -> dict[str, Any]:
+    """What `--json` writes."""
+    load, shape = asked.load, asked.shape
+    return {
+        "build": echo.build_info(),
+        "device": asked.device,
+        "settings": asked.settings,
+        "modelled": "added_ms: all of a step that is not attention, the same for all batches",
+        "cases": [
+            {
+                "case": {"system": case.system.name, "pool": case.system.pool, "overlap": asked.regime},
+                "layers": shape.layers,
+                "top_k": shape.top_k,
+                "row_bytes": shape.row_bytes,
+                "requests": len(load.outputs),
+                "contexts": len(load.lengths),
+                "context_tokens": sum(load.lengths),
+                **case.figures(base_of(cases, case), asked.added),
+            }
+            for case in cases
+        ],
+    }
+
+
+def _groups(asked: Options) -> list[list[System]]:
+    """Systems that can share a runtime: all resident ones, in the largest pool; and those with equal slots."""
+    groups: dict[Any, list[System]] = {}
+    for system in asked.systems:
+        key = (system.settings, "resident" if system.resident else (system.slots, system.most))
+        groups.setdefault(key, []).append(system)
+    return list(groups.values())
+
+
+def _title(asked: Options) -> str:
+    return (
+        f"{len(asked.load.outputs)} requests on {_contexts(asked.load)}, {asked.shape.layers} layers, "
+        f"top-{asked.shape.top_k}; added time is modelled"
+    )
+
+
+def _contexts(load: Load) -> str:
+    return f"{len(load.lengths)} contexts of {min(load.lengths):,} to {max(load.lengths):,} tokens"

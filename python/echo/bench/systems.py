@@ -1,0 +1,107 @@
+"""The systems that are compared, and the GPU memory that each may use.
+
+All run the same kernels through the same runtime. They differ in how many slots the pool has, how many requests are in
+the batch at once, and whether rows are all in the pool from the beginning:
+
+    resident         no offloading: a request runs while its whole context has slots. It pays for the look-up of rows
+                     that are all there, as a paged cache pays for its page table.
+    resident-total   the same with as much GPU memory as echo takes at this pool in all: for rows, for the index keys
+                     of all requests, and for maps.
+    per-request      2 top-k slots for each request and no more requests than have them, as SGLang's HiSparse has it.
+                     The slots are one pool here, of that size.
+    echo             one pool for all requests, as many of them as the host holds; nothing is prefetched.
+    echo-prefetch    the same with prefetching.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import echo
+from echo.bench.schedule import Load, Stretch, blocks, schedule
+
+SYSTEMS = ("resident", "resident-total", "per-request", "echo", "echo-prefetch")
+_SETTINGS = {"echo-prefetch": {"prefetch": "on"}}
+_PLAIN = {"prefetch": "off"}  # of all others
+_MAPS = ("slot_of", "host_of", "stamp", "free_slots")
+
+
+@dataclass(frozen=True)
+class System:
+    """One system at one size of the pool.
+
+    Attributes:
+        name: one of `SYSTEMS`.
+        pool: slots per layer that were asked for.
+        slots: slots per layer that it uses.
+        most: requests at once, for slots and contexts.
+        tokens: of all running requests, where all rows are resident; else None.
+        settings: of the runtime.
+    """
+
+    name: str
+    pool: int
+    slots: int
+    most: int
+    tokens: int | None
+    settings: tuple[tuple[str, Any], ...]
+
+    @property
+    def resident(self) -> bool:
+        """Whether rows are all in the pool from the beginning."""
+        return self.tokens is not None
+
+    def stretches(self, load: Load) -> list[Stretch]:
+        """Its schedule."""
+        return schedule(load, self.most, self.tokens)
+
+
+def known(name: str) -> bool:
+    """Whether this version of the runtime can be that system."""
+    return set(_SETTINGS.get(name, ())) <= _runtime_settings()
+
+
+def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> System:
+    """A system with `pool` slots per layer; InvalidArgument naming `pools` if that holds no request."""
+    contexts, k = len(load.lengths), shape.top_k
+    least = {"per-request": 2 * k, "echo": k + 1, "echo-prefetch": k + 1}.get(
+        name, max(load.lengths) + max(load.outputs)
+    )
+    if pool < least:
+        raise echo.InvalidArgument(f"pools: {pool:,} slots given, {name} needs {least:,} for a request")
+    settings = tuple(pair for pair in _SETTINGS.get(name, _PLAIN).items() if pair[0] in _runtime_settings())
+    if name == "resident":
+        return System(name, pool, pool, contexts, pool, settings)
+    if name == "resident-total":
+        used = gpu_bytes(make_system("echo", pool, load, shape), load, shape)
+        total = sum(used.values()) // (shape.layers * (shape.row_bytes + shape.index_block_bytes // 64))
+        return System(name, pool, total, contexts, total, settings)
+    most = min(contexts, pool // least)
+    return System(name, pool, 2 * k * most if name == "per-request" else pool, most, None, settings)
+
+
+def gpu_bytes(system: System, load: Load, shape: echo.ModelShape) -> dict[str, int]:
+    """What its requests take of the GPU, all layers: `rows`, `index_keys` and `maps` (what says which row is where)."""
+    if system.resident:
+        held = slots = max(_held(load, stretch) for stretch in system.stretches(load))
+        maps = 0
+    else:
+        held = sum(sorted((blocks(length + max(load.outputs)) for length in load.lengths), reverse=True)[: system.most])
+        slots = system.slots
+        plan = echo.make_plan(shape, echo.RuntimeConfig(
+            device="cpu", host_tokens=held, max_context=held, max_batch=system.most, gpu_slots=slots))  # fmt: skip
+        maps = sum(item.total for item in plan.items if item.name in _MAPS)
+    return {
+        "rows": slots * shape.row_bytes * shape.layers,
+        "index_keys": held * shape.index_block_bytes // 64 * shape.layers,
+        "maps": maps,
+    }
+
+
+def _held(load: Load, stretch: Stretch) -> int:
+    return sum(load.lengths[one.context] + load.outputs[one.request] for one in stretch.running)
+
+
+def _runtime_settings() -> set[str]:
+    return {field.name for field in echo.config_fields()}

@@ -1,0 +1,119 @@
+"""The command: its options, and what is done with them in which order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import echo
+from echo import settings, trace_options
+from echo.decoding import device_of, one_torch_thread
+from echo.profile.measure import measure, steps_needed
+from echo.profile.picture import save_picture
+from echo.profile.synthetic import synthetic_workload
+from echo.profile.tables import print_tables
+from echo.profile.tiny import tiny_workload
+from echo.profile.trace_file import write_trace
+from echo.profile.workload import Workload
+
+# Sizes of the workload follow from its own flags.
+_WITHOUT = frozenset({
+    "device", "host_tokens", "gpu_slots", "max_batch", "query_rows", "max_sessions", "max_context",
+})  # fmt: skip
+
+
+def add_command(commands: Any) -> None:
+    """Adds `profile` to the commands."""
+    parser = commands.add_parser("profile", help="say where the time of a decode step goes")
+    parser.add_argument(
+        "--synthetic",
+        action="store_true",
+        help="random rows in the attention of DeepSeek-V3.2 instead of the small model that ships",
+    )
+    parser.add_argument("--layers", type=int, metavar="N", help="of --synthetic (default 61, on the CPU 4)")
+    parser.add_argument(
+        "--batch", type=int, metavar="N", help="sessions in the batch (default 4; --synthetic 13, on the CPU 2)"
+    )
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="tokens of each session (default 4096; --synthetic 16384)"
+    )
+    parser.add_argument(
+        "--pool",
+        type=float,
+        default=2,
+        metavar="X",
+        help="slots of each layer's pool for each session, in multiples of top-k (default 2)",
+    )
+    parser.add_argument(
+        "--drift",
+        type=float,
+        default=0.25,
+        metavar="X",
+        help="of --synthetic: fresh part of index queries in each step, relative to the part that stays; "
+        "the larger, the more is recalled (default 0.25)",
+    )
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are measured (default 20)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write the steps for chrome://tracing or ui.perfetto.dev"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw one step as a timeline")
+    settings.add_flags(parser, _WITHOUT)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, prints the tables and writes the files."""
+    _check(options)
+    if options.plot is not None:
+        trace_options.pyplot()  # missed now, not at the end
+    device = device_of(options.device)
+    print(f"{echo.build_info()}, on {device}", flush=True)
+    with one_torch_thread():
+        profile = measure(_workload(options, device), options.steps)
+    print(f"{profile.workload}; {len(profile.steps)} steps\n")
+    print_tables(profile)
+    if options.trace is not None:
+        write_trace(options.trace, profile)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"build": echo.build_info(), **profile.report()}, indent=1) + "\n")
+    if options.plot is not None:
+        save_picture(options.plot, profile)
+    return 0
+
+
+def _workload(options: argparse.Namespace, device: str) -> Workload:
+    given = {name: value for name, value in settings.given(options).items() if name not in _WITHOUT}
+    if not options.synthetic:
+        steps = steps_needed(options.steps, device)
+        return tiny_workload(device, options.batch or 4, options.length or 4096, options.pool, steps, given)
+    layers, batch = (4, 2) if device == "cpu" else (61, 13)
+    return synthetic_workload(
+        device,
+        options.layers or layers,
+        options.batch or batch,
+        options.length or 16384,
+        options.pool,
+        options.drift,
+        given,
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("layers", "batch", "length", "steps"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise echo.InvalidArgument(f"{name}: {value} given, expected at least 1")
+    if options.layers is not None and not options.synthetic:
+        raise echo.InvalidArgument(f"layers: {options.layers} given, the model that ships has its own; see --synthetic")
+    if not 1 <= options.pool <= 1 << 16:
+        raise echo.InvalidArgument(f"pool: {options.pool} given, expected a multiple of top-k from 1 to {1 << 16}")
+    if not 0 <= options.drift <= 1000:
+        raise echo.InvalidArgument(f"drift: {options.drift} given, expected 0 to 1000")
+    for name in ("trace", "json", "plot"):
+        path = getattr(options, name)
+        if path is not None and (not path.parent.is_dir() or path.is_dir()):
+            raise echo.InvalidArgument(f"{name}: {str(path)!r} given, expected a file in a folder that exists")

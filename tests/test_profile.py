@@ -1,0 +1,336 @@
+"""`echo-kv profile`: kernels to verbs and layers, sums that add up, and the command from end to end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.kineto import GENERIC, HOPPER, LAYER, MODEL, OWN, event, step_events, step_names
+from support.rig import full_width_shape
+
+import echo
+from echo import cli
+from echo.profile.kernels import GAPS, OTHER, UPLOAD, layers_of, part_of
+from echo.profile.kineto import steps_of
+from echo.profile.measure import measure
+from echo.profile.synthetic import synthetic_workload
+from echo.profile.tables import layer_lines, sparkline, verb_lines
+from echo.profile.timed_pass import TimedPass, timed_step
+from echo.profile.timeline import Profile, Span, Step
+
+ROOT = Path(__file__).parents[1]
+
+
+def profile_of(steps: list[Step], layers: int, step_us: float) -> Profile:
+    return Profile("by hand", "cuda:0", layers, steps, step_us, 20.0, np.full(layers, 30.0), np.full(layers, 10.0))
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", [GENERIC, HOPPER])
+def test_kernels_belong_to_the_verb_that_launches_them(kernels):
+    for verb, names in kernels.items():
+        assert {part_of(name) for name in names} == {verb}
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        (MODEL, OTHER),
+        ("score_kernel(float*)", OTHER),
+        ("void other::echo::recall<1>(int)", OTHER),
+        (f"{OWN}any_kernel()", OTHER),
+        (f"{OWN}recalled(int)", OTHER),
+        (f"void {OWN}select_recall<4>(echo::RecallParams)", "select+recall"),
+        ("void echo::sm90::append_score<true>(echo::ScoreParams)", "append+score"),
+        (f"{OWN}prefetch_rows(echo::RecallParams)", "prefetch"),
+        ("echo::commit", "commit"),
+    ],
+)
+def test_names_say_what_kernels_do(name, part):
+    assert part_of(name) == part
+
+
+def test_every_kernel_of_a_step_is_known():
+    """Whoever adds one names it after its verb, or in `_NAMED`."""
+    apart = {"any_kernel"}  # never launched
+    found = set()
+    for source in (ROOT / "cpp").rglob("*.cu*"):
+        text = re.sub(r"__launch_bounds__\([^)]*\)", "", source.read_text(encoding="utf-8"))
+        found |= set(re.findall(r"__global__\s+void\s+(\w+)\(", text))
+    assert {"append", "score_sm90", "recall", "attend_cluster"} <= found
+    assert {name for name in found - apart if part_of(f"echo::{name}") == OTHER} == set()
+
+
+@pytest.mark.parametrize("kernels", [GENERIC, HOPPER])
+@pytest.mark.parametrize("layers", [1, 2, 61])
+def test_layers_follow_from_the_order_of_verbs(kernels, layers):
+    parts = [part_of(name) for name in step_names(kernels, layers)]
+    found = layers_of(parts, layers)
+    each = sum(len(kernels[verb]) for verb in LAYER)
+    assert [layer for layer in found if layer is not None] == [i // each for i in range(each * layers)]
+    assert all(
+        (layer is None) == (part in ("begin", "commit", OTHER)) for layer, part in zip(found, parts, strict=True)
+    )
+
+
+def test_layers_that_share_a_selection_and_fused_kernels_have_their_places():
+    shared = ["append", "score", "select", "recall", "attend", "recall", "attend", "recall", "attend", "append"]
+    assert layers_of(shared, 4) == [0, 0, 0, 0, 0, 1, 1, 2, 2, 3]
+    assert layers_of(["append+score", "select+recall", "attend"] * 3, 3) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert layers_of(["begin", "append", OTHER, "attend", "prefetch", "append"], 2) == [None, 0, None, 0, None, 1]
+
+
+def test_where_order_tells_nothing_layers_share_equally_or_not_at_all():
+    assert layers_of(["begin", *["recall"] * 6, "commit"], 3) == [None, 0, 0, 1, 1, 2, 2, None]
+    assert layers_of(["recall"] * 7, 3) == [None] * 7
+    assert layers_of([OTHER, "commit"], 3) == [None] * 2
+
+
+# --- traces of torch ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", [GENERIC, HOPPER])
+def test_steps_are_found_in_a_trace(kernels):
+    names = step_names(kernels, 5)
+    events = [event("cpu_op", "aten::add", 900.0, 5.0), {"ph": "M", "name": "process_name"}]
+    events += step_events(names, 1000.0) + step_events(names, 2000.0)
+    steps = steps_of(reversed(events), 5)
+    assert len(steps) == 2
+    first, second = steps
+    assert first.host[0].start == 0 and first.start == 50 and second.start == 1050
+    assert [span.part for span in first.spans] == [UPLOAD, *map(part_of, names)]
+    assert {span.track for span in first.spans} == {"stream 7"}
+    assert [span.part for span in second.host] == ["step", "cudaMemcpyAsync", "cudaGraphLaunch"]
+    assert first.own_times().tolist() == [3.0] * (len(names) + 1)
+    assert first.end - first.start == 4 * len(names) + 3
+
+
+def test_a_step_that_is_cut_off_is_left_out():
+    names = step_names(HOPPER, 2)
+    events = step_events(names, 1000.0) + step_events(names[:-2], 2000.0)
+    (step,) = steps_of(events, 2)
+    assert step.host == []  # whose calls they are is not known
+    (begun,) = steps_of(step_events(names[-1:], 0.0)[-1:] + step_events(names, 1000.0), 2)
+    assert len(begun.spans) == len(names) + 1 and len(begun.host) == 3
+    for useless in ([], events[:3], step_events([MODEL], 0.0)):
+        with pytest.raises(echo.NotSupported, match=r"^profile: .* no whole step"):
+            steps_of(useless, 2)
+
+
+def test_no_step_runs_before_it_was_called():
+    """Clocks of the host and the device may differ by milliseconds."""
+    names = step_names(HOPPER, 2)
+    events = step_events(names, 1000.0, host=-400.0) + step_events(names, 2000.0, host=-300.0)
+    for step in steps_of(events, 2):
+        assert 0 <= step.host[0].start <= step.start
+
+
+def test_of_kernels_that_overlap_the_first_takes_the_time():
+    spans = [("recall", 0.0, 10.0), ("attend", 4.0, 12.0), ("prefetch", 5.0, 6.0), ("commit", 20.0, 21.0)]
+    step = Step(0.0, 21.0, [Span(part, start, end, "stream 7") for part, start, end in spans])
+    assert step.own_times().tolist() == [10.0, 2.0, 0.0, 1.0]
+
+
+# --- sums -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_add_up_to_the_step():
+    names = step_names(GENERIC, 4)
+    steps = steps_of(step_events(names, 0.0) + step_events(names, 1000.0, length=5.0), 4)
+    busy = 4.0 * (len(names) + 1)
+    profile = profile_of(steps, 4, busy + 44)
+    parts = {part.name: part for part in profile.parts()}
+    assert list(parts) == [UPLOAD, "begin", *LAYER, "commit", OTHER, GAPS]
+    assert sum(part.us for part in parts.values()) == pytest.approx(profile.step_us)
+    assert sum(part.share for part in parts.values()) == pytest.approx(1)
+    assert parts["attend"].us == pytest.approx(4 * 4 * 4.0) and parts["attend"].us_per_layer == pytest.approx(16.0)
+    assert parts["attend"].launches == pytest.approx(16) and parts["begin"].us_per_layer is None
+    assert parts[GAPS].us == pytest.approx(44) and parts[GAPS].launches == 0
+    assert profile.by_layer("recall").tolist() == pytest.approx([4.0] * 4)
+    assert profile.hit_rate().tolist() == [0.75] * 4
+    text = "\n".join(verb_lines(profile))
+    assert "a step takes" in text and "mind the shares" not in text
+    assert json.loads(json.dumps(profile.report()))["by_layer"]["fetched_rows"] == [10.0] * 4
+
+
+def test_a_profiler_that_makes_kernels_slower_is_noticed():
+    steps = steps_of(step_events(step_names(HOPPER, 2), 0.0), 2)
+    profile = profile_of(steps, 2, 10.0)
+    assert GAPS not in {part.name for part in profile.parts()}
+    assert "mind the shares" in verb_lines(profile)[-1]
+
+
+def test_of_many_layers_those_that_recall_longest_are_shown():
+    spans = [Span("recall", 10.0 * layer, 10.0 * layer + 1 + layer % 7, "stream 7", layer) for layer in range(61)]
+    lines = layer_lines(profile_of([Step(0.0, 620.0, spans)], 61, 620.0))
+    assert [line.split()[0] for line in lines[5:10]] == ["6", "13", "20", "27", "34"] and len(lines) == 11
+    assert len(sparkline(range(61))) == 61 and sparkline([0, 1, 8]) == "▁▂█" and sparkline([0, 0]) == "▁▁"
+    assert layer_lines(profile_of([Step(0.0, 1.0, [])], 61, 1.0)) == ["no kernel could be put down to a layer"]
+
+
+# --- the CPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_a_timed_pass_does_what_the_pass_does(make_rig):
+    """The oracle checks each row; layer 1 shares the selection of layer 0."""
+    rig = make_rig(full_width_shape("fp8_656"), model={"shared": {1}}, fused=True)
+    pair = rig.open(200)
+    rig.prefill(pair, [token % 61 for token in range(100)])
+    model, seen = rig.model, []
+
+    def timed(p):
+        one = TimedPass(p)
+        result = model(one)
+        seen.extend(one.spans)
+        return result
+
+    for token in range(5):
+        outputs, selections = rig.runtime.step(echo.Batch([pair.session], [token]), timed)
+        rig._follow(pair, [token], (outputs, selections), verify=True)
+    rig.check()
+    names = [span.name for span in seen[: len(seen) // 5]]
+    assert names == [f"{verb} layer 0" for verb in LAYER] + [
+        f"{verb} layer 1" for verb in ("append", "recall", "attend")
+    ]
+    assert all(a.end <= b.start for a, b in itertools.pairwise(seen))
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_a_step_on_the_cpu_has_no_holes(make_rig):
+    rig = make_rig(full_width_shape("fp8_656"), fused=True)
+    pair = rig.open(200)
+    rig.prefill(pair, [token % 61 for token in range(100)])
+    step = timed_step(rig.runtime, echo.Batch([pair.session], [7]), rig.model)
+    assert step.spans[0].start == step.start and step.spans[-1].end == step.end
+    assert all(a.end == b.start for a, b in zip(step.spans, step.spans[1:], strict=False))
+    assert step.own_times().sum() == pytest.approx(step.end - step.start)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(["profile", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize("workload", ["tiny", "synthetic"])
+def test_the_command_prints_tables_and_writes_files(capsys, tmp_path, workload, device):
+    pytest.importorskip("matplotlib")
+    if workload == "tiny":
+        pytest.importorskip("echo.hf")
+        sizes, layers = ("--batch", "2", "--length", "300"), 5
+    else:
+        sizes, layers = ("--synthetic", "--layers", "2", "--batch", "2", "--length", "150", "--threads", "1"), 2
+    files = {name: tmp_path / f"profile.{name}" for name in ("trace", "json", "plot")}
+    files["plot"] = files["plot"].with_suffix(".png")
+    status, out, _ = run(
+        capsys, "--device", device, "--steps", "3", *sizes,
+        *(word for name, file in files.items() for word in (f"--{name}", str(file))),
+    )  # fmt: skip
+    assert status == 0 and f"{layers} layers" in out and "2 sessions of" in out and "3 steps" in out
+    assert files["plot"].read_bytes().startswith(b"\x89PNG")
+    report = json.loads(files["json"].read_text())
+    parts = {part["name"]: part for part in report["parts"]}
+    assert sum(part["us"] for part in parts.values()) >= 0.999 * report["step_us"]
+    assert len(report["by_layer"]["hit_rate"]) == layers
+    for part in parts.values():
+        assert re.search(rf"^{part['name']} .*{part['share']:.1%}", out, re.MULTILINE)
+    tracks, events = events_of(files["trace"])
+    whole = [event for event in events if event["track"] == "steps"]
+    assert [event["name"] for event in whole] == ["step 0", "step 1", "step 2"]
+    for step in whole:
+        inside = [
+            event
+            for event in events
+            if event["track"] not in ("steps", "host") and -0.01 <= event["ts"] - step["ts"] < step["dur"] - 0.01
+        ]
+        assert sum(event["dur"] for event in inside) == pytest.approx(step["dur"], rel=1e-2 if device == "cpu" else 1)
+        assert {f"{verb} layer {layers - 1}" for verb in LAYER} <= {event["name"] for event in inside}
+    if device == "cpu":
+        assert list(parts) == ["begin", *LAYER, "commit", OTHER] and report["call_us"] is None
+        assert all(parts[verb]["launches"] == layers for verb in LAYER) and tracks == {"cpu", "steps"}
+        assert sum(event["dur"] for event in whole) / 3 == pytest.approx(report["step_us"], rel=1e-3)
+    else:
+        assert {UPLOAD, "begin", *LAYER, "commit", OTHER} <= set(parts) and {"host", "steps"} < tracks
+
+
+def events_of(file: Path) -> tuple[set[str], list[dict[str, Any]]]:
+    """Tracks of a trace, and its events with the name of theirs."""
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    return set(tracks.values()), [
+        {**event, "track": tracks[event["pid"], event["tid"]]} for event in events if event["ph"] == "X"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--steps", "0"), "steps"),
+        (("--batch", "0"), "batch"),
+        (("--length", "-1"), "length"),
+        (("--length", "16384"), "length"),
+        (("--layers", "3"), "layers"),
+        (("--synthetic", "--layers", "0"), "layers"),
+        (("--pool", "0.5"), "pool"),
+        (("--pool", "nan"), "pool"),
+        (("--drift", "-1"), "drift"),
+        (("--trace", "missing/trace.json"), "trace"),
+        (("--plot", "."), "plot"),
+        (("--device", "tpu"), "device"),
+        (("--synthetic", "--kernels", "best"), "kernels"),
+        (("--threshold-alpha", "2"), "threshold_alpha"),
+    ],
+)
+def test_nonsense_is_refused_by_name(capsys, tmp_path, monkeypatch, arguments, named):
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] == "--device":
+        status, _, err = run(capsys, *arguments)
+    else:
+        status, _, err = run(capsys, "--device", "cpu", *arguments)
+    assert status == 1 and err.startswith(f"echo-kv profile: {named}: ")
+
+
+# --- a GPU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("kernels", ["generic", "auto"])
+def test_the_table_adds_up_to_what_events_measure(device, kernels):
+    """Of another runtime, so nothing of the profile is compared with itself."""
+    steps, layers = 20, 8
+    work = synthetic_workload("cuda:0", layers, 4, 8192, 2, 0.2, {"kernels": kernels})
+    profile = measure(work, steps)
+    assert len(profile.steps) == steps and profile.call_us is not None
+    print("\n".join([*verb_lines(profile), *layer_lines(profile)]))
+    parts = {part.name: part for part in profile.parts()}
+    assert {UPLOAD, "begin", *LAYER, "commit"} <= set(parts)
+    for verb in LAYER:
+        assert parts[verb].launches >= layers and (profile.by_layer(verb) > 0).all(), verb
+    assert [span.part for span in profile.steps[-1].host].count("cudaGraphLaunch") == 1
+    assert (profile.misses > 0).all()
+
+    total = 20 + steps
+    with work.runtime(total) as runtime:
+        sessions = work.open(runtime, total)
+        runtime.capture(work.forward, [work.batch])
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        for step in range(20):
+            runtime.step(work.batch_of(sessions, step))
+        for step, mark in enumerate(marks):
+            mark.record()
+            if step < steps:
+                runtime.step(work.batch_of(sessions, 20 + step))
+        torch.cuda.synchronize()
+    measured = 1e3 * float(np.median([a.elapsed_time(b) for a, b in itertools.pairwise(marks)]))
+    assert sum(part.us for part in parts.values()) == pytest.approx(measured, rel=0.05)
