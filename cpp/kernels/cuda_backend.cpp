@@ -193,11 +193,13 @@ void CudaBackend::score(const ScoreParams& params) {
   if (params.sift.rows != nullptr) {
     check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
   }
+  if (!score_sm90_ || !can_sift_sm90(params)) {
+    clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
+  }
   if (score_sm90_) {
     launch_score_sm90(params, context());
     return;
   }
-  clear_next_sift(params);  // what this kernel leaves zero itself says that nothing was sifted
   launch_index_queries(params, memory.index_queries(), context());
   launch_score(params, memory.index_queries(), context());
 }

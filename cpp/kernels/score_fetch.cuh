@@ -142,7 +142,7 @@ class QueryLoader {
   /// Whether load would not have to wait.
   __device__ bool can_load(const Run& run) const {
     return run.queries <= ready_ || run.queries < kBuffers ||
-           has_left(shared_.queries_empty[run.queries % kBuffers], parity(run.queries));
+           __all_sync(kAllLanes, has_left(shared_.queries_empty[run.queries % kBuffers], parity(run.queries)));
   }
   /// Loads a run's queries if they are missing. Waits until those before it have been left, even where they are the
   /// same: a barrier must not be two phases ahead of anyone.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/sift_bounds.hpp"
 #include "kernels/step_rows.cuh"
 #include "kernels/warp.cuh"
 
@@ -91,7 +92,10 @@ class GroupWalk {
   /// Goes to the next one.
   __device__ bool next();
 
-  __device__ std::int32_t group() const { return group_; }
+  /// First block of the group's sample.
+  __device__ std::int32_t sampled() const {
+    return first_sampled(__shfl_sync(kAllLanes, blocks_, group_ - chunk_));
+  }
   __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
   /// Numbers [first, first + count) of the group's in the list are this thread block's.
   __device__ std::int32_t first() const { return first_; }
@@ -99,8 +103,11 @@ class GroupWalk {
 
  private:
   __device__ static std::int32_t listed(KeyList list, std::int32_t blocks) {
-    const std::int32_t samples = (blocks + kSampleEvery - 1) / kSampleEvery;
-    return list == KeyList::all ? blocks : list == KeyList::samples ? samples : blocks - samples;
+    if (list == KeyList::all || blocks == 0) {
+      return blocks;
+    }
+    const std::int32_t samples = (blocks + kSampleEvery - 1 - first_sampled(blocks)) / kSampleEvery;
+    return list == KeyList::samples ? samples : blocks - samples;
   }
   /// Of all groups. The lanes know of the first ones.
   __device__ std::uint32_t add_up(KeyList list) const {

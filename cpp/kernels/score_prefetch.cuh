@@ -15,12 +15,12 @@ namespace echo {
 class SharePace {
  public:
   __device__ SharePace(const ScoreProgress& progress, const RunList& list)
-      : progress_(progress), list_(list), start_(clock_cycles()) {}
+      : progress_(progress), list_(list), start_(warp_clock()) {}
 
   __device__ bool too_late(std::int64_t cycles) const {
     const std::int64_t done = progress_.available();
-    const std::int64_t left = list_.share - done;
-    return cycles * max(done, std::int64_t{1}) > (clock_cycles() - start_) * left;
+    const std::int64_t left = warp_load_acquired(list_.share) - done;
+    return cycles * max(done, std::int64_t{1}) > (warp_clock() - start_) * left;
   }
 
  private:
@@ -59,7 +59,7 @@ __device__ inline std::int32_t prefetch_cap(const ScoreParams& p, const KernelEr
 /// Takes up to 32 tokens from a ring, one for each lane; `there` says whether a lane has one.
 __device__ inline WantedToken take_tokens(PrefetchRing& ring, bool& there) {
   const std::int32_t taken = ring.taken;
-  const std::int32_t count = min(load_acquired(ring.put) - taken, kWarp);
+  const std::int32_t count = min(warp_load_acquired(ring.put) - taken, kWarp);
   there = lane_index() < count;
   const WantedToken token = there ? ring.tokens[(taken + lane_index()) % kRingPlaces] : WantedToken{};
   __syncwarp();
@@ -72,7 +72,7 @@ __device__ inline WantedToken take_tokens(PrefetchRing& ring, bool& there) {
 
 /// The warp's work.
 template <typename Loader>
-__device__ void prefetch(const ScoreParams& p, SiftShared& shared, PrefetchShared& memory, const RunList& list,
+__device__ void prefetch_tokens(const ScoreParams& p, SiftShared& shared, PrefetchShared& memory, const RunList& list,
                          Loader& loader, const KernelErrorView& errors) {
   constexpr std::int64_t kFirstGuess = 6000;  // cycles of a fetch
   const SharePace pace(shared.progress, list);
@@ -99,9 +99,9 @@ __device__ void prefetch(const ScoreParams& p, SiftShared& shared, PrefetchShare
       }
     }
     if (rows.waiting() > 0) {
-      const std::int64_t begin = clock_cycles();
+      const std::int64_t begin = warp_clock();
       rows.fetch();
-      cycles = max(clock_cycles() - begin, cycles - cycles / 8);
+      cycles = max(warp_clock() - begin, cycles - cycles / 8);
     } else if (!loaded) {
       __nanosleep(100);
     }

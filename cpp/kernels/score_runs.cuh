@@ -18,7 +18,8 @@ struct Run {
   RunKind kind;
   std::int32_t queries;  ///< counts the changes of the group; where its queries are follows from that
   GroupRows rows;
-  std::int32_t first;  ///< in the numbering of this kind
+  std::int32_t sampled;  ///< first block of the group's sample
+  std::int32_t first;    ///< in the numbering of this kind
   std::int32_t count;
   std::int32_t before;  ///< key blocks of the runs before
 
@@ -27,11 +28,12 @@ struct Run {
   __device__ std::int32_t block(std::int32_t i) const {
     const std::int32_t number = first + i;
     return kind == RunKind::all      ? number
-           : kind == RunKind::sample ? number * kSampleEvery
-                                     : number + number / (kSampleEvery - 1) + 1;
+           : kind == RunKind::sample ? number * kSampleEvery + sampled
+                                     : number + (number + kSampleEvery - 1 - sampled) / (kSampleEvery - 1);
   }
 };
 
+/// What a lane sees of a word of shared memory that another warp writes, and what was stored before it.
 __device__ inline std::int32_t load_acquired(const std::int32_t& word) {
   std::int32_t value = 0;
   asm volatile("ld.volatile.shared.b32 %0, [%1];"
@@ -39,6 +41,12 @@ __device__ inline std::int32_t load_acquired(const std::int32_t& word) {
                : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&word)))
                : "memory");
   __threadfence_block();
+  return value;
+}
+/// The same for all lanes of a warp, that they agree.
+__device__ inline std::int32_t warp_load_acquired(const std::int32_t& word) {
+  const std::int32_t value = __shfl_sync(kAllLanes, load_acquired(word), 0);
+  __syncwarp();
   return value;
 }
 __device__ inline void store_released(std::int32_t& word, std::int32_t value) {
@@ -52,7 +60,7 @@ struct alignas(8) RunList {
   Run runs[kRunPlaces];
   std::int32_t put;                 ///< runs so far
   std::int32_t closed;              ///< whether that is all
-  volatile std::int32_t share;      ///< key blocks of a thread block: on average, and when closed, of this one
+  std::int32_t share;               ///< key blocks of a thread block: on average, and when closed, of this one
   std::int32_t seen[kLoaderWarps];  ///< runs, by each loader
 
   // By the fetching warp.
@@ -79,21 +87,23 @@ struct alignas(8) RunList {
   }
   __device__ void close(std::int32_t total) {
     if (lane_index() == 0) {
-      share = total;
+      store_released(share, total);
       store_released(closed, 1);
     }
     __syncwarp();
   }
 
   // By the others.
-  __device__ bool has(std::int32_t index) const { return load_acquired(put) > index; }
-  __device__ bool ends_at(std::int32_t index) const { return load_acquired(closed) != 0 && load_acquired(put) == index; }
+  __device__ bool has(std::int32_t index) const { return warp_load_acquired(put) > index; }
+  __device__ bool ends_at(std::int32_t index) const {
+    return warp_load_acquired(closed) != 0 && warp_load_acquired(put) == index;
+  }
   __device__ const Run& operator[](std::int32_t index) const { return runs[index % kRunPlaces]; }
   /// Reads a run that may be overwritten meanwhile; false if it was.
   __device__ bool copy(std::int32_t index, Run& run) const {
     run = runs[index % kRunPlaces];
     __syncwarp();
-    return load_acquired(put) - index < kRunPlaces;
+    return warp_load_acquired(put) - index < kRunPlaces;
   }
 };
 
@@ -141,14 +151,26 @@ class RunMaker {
       const GroupRows rows = walk_.rows();
       const std::int32_t before = run_.end();
       const std::int32_t queries = run_.queries + (rows.first == run_.rows.first ? 0 : 1);
-      run_ = {.kind = kind_, .queries = queries, .rows = rows, .first = walk_.first(), .count = walk_.count(), .before = before};
+      run_ = {.kind = kind_,
+              .queries = queries,
+              .rows = rows,
+              .sampled = kSift ? walk_.sampled() : 0,
+              .first = walk_.first(),
+              .count = walk_.count(),
+              .before = before};
     }
     return there;
   }
 
   GroupWalk walk_;
   RunKind kind_ = RunKind::all;
-  Run run_{.kind = RunKind::all, .queries = -1, .rows = {kNone, kNone, kNone}, .first = 0, .count = 0, .before = 0};
+  Run run_{.kind = RunKind::all,
+           .queries = -1,
+           .rows = {kNone, kNone, kNone},
+           .sampled = 0,
+           .first = 0,
+           .count = 0,
+           .before = 0};
 };
 
 }  // namespace echo

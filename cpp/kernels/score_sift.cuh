@@ -55,10 +55,11 @@ struct SiftShared {
   }
 };
 
-__device__ inline std::int64_t clock_cycles() {
+/// The same for all lanes.
+__device__ inline std::int64_t warp_clock() {
   std::int64_t cycles = 0;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
-  return cycles;
+  return __shfl_sync(kAllLanes, cycles, 0);
 }
 
 /// Scores of a row, of up to kChunkBlocks blocks of a run. Lane l has four of each second block.
@@ -143,11 +144,13 @@ class Sifter {
   }
 
   /// Goes to the rows of a group.
-  __device__ void enter(const GroupRows& rows) {
+  __device__ void enter(const Run& run) {
+    const GroupRows& rows = run.rows;
     if (rows.first == rows_.first) {
       return;
     }
     rows_ = rows;
+    sampled_from_ = run.sampled;
     const std::int32_t row = rows.first + lane_index();
     state_ = RowState::left;
     length_ = 0;
@@ -208,6 +211,7 @@ class Sifter {
   std::int32_t available_ = 0;
   std::int32_t collected_ = 0;
   GroupRows rows_{kNone, kNone, kNone};
+  std::int32_t sampled_from_ = 0;  ///< first block of the group's sample
   // Of the lane's row.
   RowState state_ = RowState::left;
   std::int32_t length_ = 0;
@@ -221,8 +225,7 @@ __device__ void Sifter<Loader>::take_sample(const Run& run) {
   if (index_ * kChunkBlocks >= run.count) {
     return;
   }
-  enter(run.rows);
-  wait_for_scores(run.end());
+  enter(run);
   std::int32_t* bins = shared_.bins[index_];
   for (unsigned rows = __ballot_sync(kAllLanes, state_ == RowState::open); rows != 0U; rows &= rows - 1U) {
     const int lane = __ffs(static_cast<int>(rows)) - 1;
@@ -234,6 +237,7 @@ __device__ void Sifter<Loader>::take_sample(const Run& run) {
     __syncwarp();
     std::int32_t sampled = 0;
     for (std::int32_t block = index_ * kChunkBlocks; block < run.count; block += kSifters * kChunkBlocks) {
+      wait_for_scores(run.before + min(block + kChunkBlocks, run.count));
       ScoreChunk chunk;
       chunk.load(run, block, scores_of(lane), length);
       chunk.for_each([&](int i, float score) {
@@ -318,7 +322,7 @@ __device__ std::uint64_t Sifter<Loader>::set_bounds(int row_lane, std::int32_t l
 template <typename Loader>
 __device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
   while (__any_sync(kAllLanes, state_ == RowState::open)) {
-    const bool late = scored(max(end, list_.share * 3 / kSampleEvery));  // before looking at what is counted
+    const bool late = scored(max(end, warp_load_acquired(list_.share) * 3 / kSampleEvery));  // before looking at what is counted
     std::int32_t sampled = 0;
     std::uint64_t bounds = 0;
     if (state_ == RowState::open) {
@@ -326,7 +330,7 @@ __device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
       bounds = sift.bounds;
       sampled = sift.sampled;
     }
-    const std::int32_t all = sample_of(length_);
+    const std::int32_t all = sample_of(length_, sampled_from_);
     // What is missing of nearly all counts as nothing: the bounds come out a little lower.
     const bool nearly_all = sampled >= all - all / 8;
     const bool ready = state_ == RowState::open && bounds == 0U && (nearly_all || (late && sampled >= all / 4));
@@ -362,7 +366,7 @@ __device__ void Sifter<Loader>::compare_run(const Run& run) {
   if (index_ * kChunkBlocks >= run.count) {
     return;
   }
-  enter(run.rows);
+  enter(run);
   settle_bounds(run.end());
   const unsigned rows = __ballot_sync(kAllLanes, state_ == RowState::set);
   if (rows == 0U) {
@@ -375,7 +379,9 @@ __device__ void Sifter<Loader>::compare_run(const Run& run) {
       const int lane = __ffs(static_cast<int>(left)) - 1;
       ScoreChunk chunk;
       chunk.load(run, block, scores_of(lane), __shfl_sync(kAllLanes, length_, lane));
-      const unsigned hits = chunk.at_least(value_of_key(__shfl_sync(kAllLanes, candidates_from_, lane)));
+      // Keys below that of -inf are none of a score: comparing scores is comparing keys.
+      const std::uint32_t least = ordered_key(-__int_as_float(static_cast<int>(kFloatInf)));
+      const unsigned hits = chunk.at_least(value_of_key(max(__shfl_sync(kAllLanes, candidates_from_, lane), least)));
       if (__any_sync(kAllLanes, hits != 0U)) {
         collect(chunk, hits, lane);
       }
@@ -447,7 +453,7 @@ template <typename Loader>
 __device__ void Sifter<Loader>::want(std::int32_t from, std::uint32_t bound) {
   PrefetchRing& ring = shared_.rings[index_];
   std::int32_t put = ring.put;
-  const std::int32_t end = load_acquired(ring.taken) + kRingPlaces;
+  const std::int32_t end = warp_load_acquired(ring.taken) + kRingPlaces;
   for (std::int32_t first = from; first < collected_; first += kWarp) {
     const std::int32_t i = first + lane_index();
     const ScoredToken token = i < collected_ ? shared_.collected[index_][i] : ScoredToken{0U, kNone};

@@ -54,7 +54,7 @@ __device__ void load_and_sift(const ScoreParams& p, RunMaker<kSift>& maker, cons
     if (index < kSifters) {
       Sifter(p, index, memory.sift, memory.runs, loader, errors).run();
     } else {
-      prefetch(p, memory.sift, memory.prefetch, memory.runs, loader, errors);
+      prefetch_tokens(p, memory.sift, memory.prefetch, memory.runs, loader, errors);
     }
   } else {
     QueryLoader<kHeads> loader(p, maker.run().rows, shared, errors);
@@ -206,7 +206,7 @@ void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) 
   const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
   const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
   require_countable(params, groups);
-  const bool sifts = params.sift.rows != nullptr && params.score_stride % 4 == 0;  // four scores are read at once
+  const bool sifts = params.sift.rows != nullptr && can_sift_sm90(params);
   const Kernel kernel = sifts ? kernel_of<true>(product) : kernel_of<false>(product);
   launch(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
          index_key_map(params.layer), params, groups, context.errors);
