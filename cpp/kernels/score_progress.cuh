@@ -13,6 +13,9 @@ inline constexpr int kMultipliers = 3;  ///< warpgroups, which take the key bloc
 inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
 inline constexpr int kLoaderWarps = 3;  ///< that load queries, and sift
 
+/// What was loaded before is older than what is loaded behind it, for all of the thread block.
+__device__ inline void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+
 /// In shared memory.
 struct ScoreProgress {
   std::int32_t finished[kMultiplierWarps];  ///< key blocks, by each warp
@@ -35,7 +38,7 @@ struct ScoreProgress {
       next = count * kMultipliers + lane_index() / kGroupWarps;
     }
     next = __reduce_min_sync(kAllLanes, next);
-    __threadfence_block();
+    fence_block();
     return next;
   }
 

@@ -40,7 +40,7 @@ __device__ inline std::int32_t load_acquired(const std::int32_t& word) {
                : "=r"(value)
                : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&word)))
                : "memory");
-  __threadfence_block();
+  fence_block();
   return value;
 }
 /// The same for all lanes of a warp, that they agree.
