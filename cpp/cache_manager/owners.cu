@@ -1,8 +1,8 @@
 // owners: which batch entry a host block belongs to, the inverse of the block tables, once per pass for all layers.
 //
-// A thread per block of an entry. Nothing is cleared: whoever reads an entry checks it against the block table. Besides,
-// each batch entry's thread blocks zero what the first score of the pass sifts into for the entry's rows. Cost: that of
-// a launch; 20K blocks (13 sessions of 100K tokens) are 160 KB of scattered 8-byte stores.
+// A thread per block of an entry. Nothing is cleared: whoever reads an entry checks it against the block table.
+// Besides, each batch entry's thread blocks zero what the first score of the pass sifts into for the entry's rows.
+// Cost: that of a launch; 20K blocks (13 sessions of 100K tokens) are 160 KB of scattered 8-byte stores.
 #include <algorithm>
 
 #include "cache_manager/owners.cuh"

@@ -106,8 +106,8 @@ class RowPrefetcher {
   PrefetchShared& shared_;
   PrefetchBudget budget_;
   std::int32_t now_;
-  std::uint32_t place_ = 0;    ///< slot of the next window
-  std::int32_t at_once_ = 1;   ///< rows that a warp has in flight
+  std::uint32_t place_ = 0;   ///< slot of the next window
+  std::int32_t at_once_ = 1;  ///< rows that a warp has in flight
   std::int32_t waiting_ = 0;
   std::int32_t fetched_ = 0;
   std::int32_t evicted_ = 0;

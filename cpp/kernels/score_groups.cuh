@@ -93,9 +93,7 @@ class GroupWalk {
   __device__ bool next();
 
   /// First block of the group's sample.
-  __device__ std::int32_t sampled() const {
-    return first_sampled(__shfl_sync(kAllLanes, blocks_, group_ - chunk_));
-  }
+  __device__ std::int32_t sampled() const { return first_sampled(__shfl_sync(kAllLanes, blocks_, group_ - chunk_)); }
   __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
   /// Numbers [first, first + count) of the group's in the list are this thread block's.
   __device__ std::int32_t first() const { return first_; }

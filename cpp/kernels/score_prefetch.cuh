@@ -73,7 +73,7 @@ __device__ inline WantedToken take_tokens(PrefetchRing& ring, bool& there) {
 /// The warp's work.
 template <typename Loader>
 __device__ void prefetch_tokens(const ScoreParams& p, SiftShared& shared, PrefetchShared& memory, const RunList& list,
-                         Loader& loader, const KernelErrorView& errors) {
+                                Loader& loader, const KernelErrorView& errors) {
   constexpr std::int64_t kFirstGuess = 6000;  // cycles of a fetch
   const SharePace pace(shared.progress, list);
   const std::int32_t now = *p.step.tick + p.block.tick_offset;

@@ -155,7 +155,8 @@ __device__ void load_queries(const ScoreParams& p, const GroupRows& rows, const 
       const std::int32_t head = index % kPerRow * kHeadsAtOnce + lane_head;
       weights[i] = 0.0F;
       if (index < all && head < p.shape.index_heads) {
-        const std::int64_t source = static_cast<std::int64_t>(rows.first + index / kPerRow) * p.shape.index_heads + head;
+        const std::int64_t source =
+            static_cast<std::int64_t>(rows.first + index / kPerRow) * p.shape.index_heads + head;
         parts[i].load(static_cast<const T*>(p.index_q) + source * kQueryDim);
         weights[i] = p.index_weights[source];
       }

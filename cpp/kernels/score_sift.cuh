@@ -16,9 +16,9 @@
 
 namespace echo {
 
-inline constexpr int kSifters = 2;       ///< warps
-inline constexpr int kChunkBlocks = 8;   ///< key blocks that a sifter reads at once
-inline constexpr int kChunkLoads = 4;    ///< of a lane, four scores each
+inline constexpr int kSifters = 2;                      ///< warps
+inline constexpr int kChunkBlocks = 8;                  ///< key blocks that a sifter reads at once
+inline constexpr int kChunkLoads = 4;                   ///< of a lane, four scores each
 inline constexpr int kLoadLanes = kTokensPerBlock / 4;  ///< that load a block
 inline constexpr std::int32_t kRingPlaces = 256;
 inline constexpr std::int32_t kCollected = 640;  ///< candidates, more than a chunk can have
@@ -322,7 +322,8 @@ __device__ std::uint64_t Sifter<Loader>::set_bounds(int row_lane, std::int32_t l
 template <typename Loader>
 __device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
   while (__any_sync(kAllLanes, state_ == RowState::open)) {
-    const bool late = scored(max(end, warp_load_acquired(list_.share) * 3 / kSampleEvery));  // before looking at what is counted
+    const bool late =
+        scored(max(end, warp_load_acquired(list_.share) * 3 / kSampleEvery));  // before looking at what is counted
     std::int32_t sampled = 0;
     std::uint64_t bounds = 0;
     if (state_ == RowState::open) {
@@ -339,9 +340,9 @@ __device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
     if (lanes != 0U) {
       __threadfence();
       const int lane = __ffs(static_cast<int>(lanes)) - 1;
-      const std::uint64_t made =
-          set_bounds(lane, __shfl_sync(kAllLanes, length_, lane),
-                     __shfl_sync(kAllLanes, nearly_all ? all : sampled, lane), __shfl_sync(kAllLanes, first_bin_, lane));
+      const std::uint64_t made = set_bounds(lane, __shfl_sync(kAllLanes, length_, lane),
+                                            __shfl_sync(kAllLanes, nearly_all ? all : sampled, lane),
+                                            __shfl_sync(kAllLanes, first_bin_, lane));
       if (lane_index() == lane) {
         bounds = made;
         found = made != 0U;
@@ -385,8 +386,8 @@ __device__ void Sifter<Loader>::compare_run(const Run& run) {
       if (__any_sync(kAllLanes, hits != 0U)) {
         collect(chunk, hits, lane);
       }
-      const auto count = static_cast<std::int32_t>(
-          __reduce_add_sync(kAllLanes, static_cast<unsigned>(__popc(chunk.there))));
+      const auto count =
+          static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(__popc(chunk.there))));
       compared += lane_index() == lane ? count : 0;
       if (rows != 1U << lane) {  // the next row's candidates go elsewhere
         flush(lane);

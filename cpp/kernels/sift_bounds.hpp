@@ -31,9 +31,9 @@ ECHO_HOST_DEVICE std::uint32_t key_of_bin(std::int32_t bin, std::int32_t first) 
   return top <= 0 || top >= 1 << (32 - kSiftShift) ? 0U : static_cast<std::uint32_t>(top) << kSiftShift;
 }
 
-/// First key block of the sample of a row whose tokens lie in so many blocks: every kSampleEvery-th one, the last of them
-/// half-way between the newest block and the one it would be next. The newest tokens are nearly all selected: a sample
-/// with them says too much, one that ends far from them too little.
+/// First key block of the sample of a row whose tokens lie in so many blocks: every kSampleEvery-th one, the last of
+/// them half-way between the newest block and the one it would be next. The newest tokens are nearly all selected: a
+/// sample with them says too much, one that ends far from them too little.
 ECHO_HOST_DEVICE std::int32_t first_sampled(std::int32_t blocks) {
   const std::int32_t newest = blocks - 1;
   return (newest < kSampleEvery ? newest - newest / 2 : newest - kSampleEvery / 2) % kSampleEvery;

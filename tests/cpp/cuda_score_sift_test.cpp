@@ -84,8 +84,8 @@ std::vector<std::int32_t> rows_behind(const std::vector<std::int32_t>& lengths, 
 }
 
 /// Sifts rows of some lengths, with predictions off by a factor; returns how many rows were compared as a whole.
-int sift_rows(std::int32_t heads, const Sizes& sizes, const std::vector<std::int32_t>& lengths, std::int32_t least_share,
-              const std::vector<float>& factors) {
+int sift_rows(std::int32_t heads, const Sizes& sizes, const std::vector<std::int32_t>& lengths,
+              std::int32_t least_share, const std::vector<float>& factors) {
   Stage stage(heads, 256, sizes, 61);
   SiftWorld& world = stage.world;
   world.least_share = least_share;
@@ -264,8 +264,8 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
   }
   ::testing::Test::RecordProperty("prefetched", std::to_string(fetched));
   ::testing::Test::RecordProperty("used", std::to_string(used));
-  std::printf("prefetched %lld, used %lld, misses %lld\n", static_cast<long long>(fetched), static_cast<long long>(used),
-              static_cast<long long>(world.counted().misses));
+  std::printf("prefetched %lld, used %lld, misses %lld\n", static_cast<long long>(fetched),
+              static_cast<long long>(used), static_cast<long long>(world.counted().misses));
 }
 
 TEST_F(CudaScoreSift, PrefetchIntoASmallPool) {

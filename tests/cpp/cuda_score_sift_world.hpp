@@ -95,7 +95,8 @@ struct SiftWorld : World {
 
 /// The k-th largest score of each row.
 inline float kth_of(std::vector<float> scores, std::int32_t k) {
-  std::ranges::nth_element(scores, scores.begin() + (k - 1), [](float a, float b) { return ordered_key(a) > ordered_key(b); });
+  std::ranges::nth_element(scores, scores.begin() + (k - 1),
+                           [](float a, float b) { return ordered_key(a) > ordered_key(b); });
   return scores[static_cast<std::size_t>(k - 1)];
 }
 

@@ -5,9 +5,9 @@
 #include <cuda/atomic>
 
 #include <algorithm>
-#include <functional>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <span>
 #include <string>

@@ -328,7 +328,8 @@ TEST(ResidencySchedules, RandomScenesAhead) {
     std::ranges::shuffle(rows, engine);
     for (std::size_t row = engine() % (at(scene.slots) + 1); row > 0; --row) {
       const auto tick = 1 + static_cast<std::int32_t>(engine() % 9);
-      scene.resident.push_back({.row = rows[row], .tick = engine() % 3 == 0 && tick < kNow ? prefetched_at(tick) : tick});
+      scene.resident.push_back(
+          {.row = rows[row], .tick = engine() % 3 == 0 && tick < kNow ? prefetched_at(tick) : tick});
     }
     scene.wanted.resize(2 + engine() % 2);
     for (std::vector<std::int32_t>& wanted : scene.wanted) {
