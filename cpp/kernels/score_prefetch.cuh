@@ -11,6 +11,13 @@
 
 namespace echo {
 
+/// The same for all lanes.
+__device__ inline std::int64_t warp_clock() {
+  std::int64_t cycles = 0;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+  return __shfl_sync(kAllLanes, cycles, 0);
+}
+
 /// Whether something that takes so many clock cycles would end behind the share, at the multipliers' pace so far.
 class SharePace {
  public:

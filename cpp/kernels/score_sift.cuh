@@ -11,92 +11,11 @@
 // Cost: a row's scores are read 1 1/8 times, 512 at once by a warp, which takes it about a microsecond: 12 us of each
 // sifting warp for 13 x 100K tokens, beside 45 us of multiplying.
 
+#include "kernels/score_bounds.cuh"
+#include "kernels/score_chunk.cuh"
 #include "kernels/score_fetch.cuh"
-#include "kernels/sift_bounds.hpp"
 
 namespace echo {
-
-inline constexpr int kSifters = 2;                      ///< warps
-inline constexpr int kChunkBlocks = 8;                  ///< key blocks that a sifter reads at once
-inline constexpr int kChunkLoads = 4;                   ///< of a lane, four scores each
-inline constexpr int kLoadLanes = kTokensPerBlock / 4;  ///< that load a block
-inline constexpr std::int32_t kRingPlaces = 256;
-inline constexpr std::int32_t kCollected = 640;  ///< candidates, more than a chunk can have
-static_assert(kChunkBlocks * kLoadLanes == kChunkLoads * kWarp && kChunkBlocks * kTokensPerBlock < kCollected);
-static_assert(kSifters < kLoaderWarps);
-
-/// A token that is worth fetching.
-struct alignas(8) WantedToken {
-  std::int32_t entry;  ///< of the batch
-  std::int32_t position;
-};
-
-/// From a sifter to the prefetching warp. What does not fit is dropped.
-struct PrefetchRing {
-  WantedToken tokens[kRingPlaces];
-  std::int32_t put;    ///< so far; by the sifter
-  std::int32_t taken;  ///< by the prefetcher
-};
-
-struct SiftShared {
-  ScoreProgress progress;
-  PrefetchRing rings[kSifters];
-  std::int32_t bins[kSifters][kSiftBins];
-  ScoredToken collected[kSifters][kCollected];
-
-  /// Before anybody looks; by one warp.
-  __device__ void clear() {
-    if (lane_index() < kMultiplierWarps) {
-      progress.finished[lane_index()] = 0;
-    }
-    if (lane_index() < kSifters) {
-      rings[lane_index()].put = rings[lane_index()].taken = 0;
-    }
-  }
-};
-
-/// The same for all lanes.
-__device__ inline std::int64_t warp_clock() {
-  std::int64_t cycles = 0;
-  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
-  return __shfl_sync(kAllLanes, cycles, 0);
-}
-
-/// Scores of a row, of up to kChunkBlocks blocks of a run. Lane l has four of each second block.
-struct ScoreChunk {
-  float4 fours[kChunkLoads];
-  std::int32_t tokens[kChunkLoads];  ///< first of the four
-  unsigned there = 0;                ///< a bit for each score
-
-  __device__ void load(const Run& run, std::int32_t first, const float* scores, std::int32_t length) {
-    const std::int32_t number = first + lane_index() % kChunkBlocks;
-    const std::int32_t block = number < run.count ? run.block(number) : 1 << 24;
-#pragma unroll
-    for (int i = 0; i < kChunkLoads; ++i) {
-      const std::int32_t own = __shfl_sync(kAllLanes, block, 2 * i + lane_index() / kLoadLanes);
-      tokens[i] = own * kTokensPerBlock + lane_index() % kLoadLanes * 4;
-      const std::int32_t count = min(max(length - tokens[i], 0), 4);
-      there |= ((1U << count) - 1U) << (4 * i);
-      fours[i] = count > 0 ? *reinterpret_cast<const float4*>(scores + tokens[i]) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-    }
-  }
-  /// Calls work(i, score) for all scores, those that are not there too.
-  template <typename Work>
-  __device__ void for_each(const Work& work) const {
-#pragma unroll
-    for (int i = 0; i < kChunkLoads; ++i) {
-      work(4 * i, fours[i].x);
-      work(4 * i + 1, fours[i].y);
-      work(4 * i + 2, fours[i].z);
-      work(4 * i + 3, fours[i].w);
-    }
-  }
-  __device__ unsigned at_least(float bound) const {
-    unsigned hits = 0;
-    for_each([&](int i, float score) { hits |= score >= bound ? 1U << i : 0U; });
-    return hits & there;
-  }
-};
 
 /// A sifting warp. All lanes call all functions. What is known of the rows of a group, at most 32, lies in lanes.
 template <typename Loader>
@@ -187,8 +106,6 @@ class Sifter {
   /// Waits for the bounds of all rows of the group; those that get none until the share's first `end` blocks have been
   /// scored, and well more than its samples, are left.
   __device__ void settle_bounds(std::int32_t end);
-  /// Those of one row, from what has been counted, if that will do; else 0.
-  __device__ std::uint64_t set_bounds(int lane, std::int32_t length, std::int32_t sampled, std::int32_t first) const;
   __device__ void compare_run(const Run& run);
   __device__ void collect(const ScoreChunk& chunk, unsigned hits, int lane);
   /// Lists what was collected, all of one row's.
@@ -265,61 +182,6 @@ __device__ void Sifter<Loader>::take_sample(const Run& run) {
 }
 
 template <typename Loader>
-__device__ std::uint64_t Sifter<Loader>::set_bounds(int row_lane, std::int32_t length, std::int32_t sampled,
-                                                    std::int32_t first) const {
-  constexpr int kLaneBins = kSiftBins / kWarp;
-  RowSift& sift = sift_of(row_lane);
-  const auto* source = reinterpret_cast<const int4*>(sift.histogram) + lane_index() * 2;
-  const int4 low = __ldcg(source);
-  const int4 high = __ldcg(source + 1);
-  const std::int32_t counts[kLaneBins] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  std::int32_t own = 0;
-#pragma unroll
-  for (const std::int32_t count : counts) {
-    own += count;
-  }
-  const std::int32_t up_to = inclusive_warp_sum(own);
-  std::int32_t from = __shfl_sync(kAllLanes, up_to, kWarp - 1) - up_to;  // counts of the bins above
-  const SiftTargets targets = sift_targets(p_.shape.top_k, p_.sift.capacity, sampled, length);
-  // The highest of the lane's bins from which on there are enough.
-  std::int32_t candidates = kNone;
-  std::int32_t prefetch = kNone;
-  std::int32_t at_candidates = 0;
-#pragma unroll
-  for (int i = kLaneBins - 1; i >= 0; --i) {
-    from += counts[i];
-    if (candidates == kNone && from >= targets.candidates) {
-      candidates = lane_index() * kLaneBins + i;
-      at_candidates = from;
-    }
-    if (prefetch == kNone && from >= targets.prefetch) {
-      prefetch = lane_index() * kLaneBins + i;
-    }
-  }
-  const unsigned enough = __ballot_sync(kAllLanes, candidates != kNone);
-  if (enough == 0U) {
-    return 0U;
-  }
-  const int lane = kWarp - 1 - __clz(static_cast<int>(enough));
-  candidates = __shfl_sync(kAllLanes, candidates, lane);
-  at_candidates = __shfl_sync(kAllLanes, at_candidates, lane);
-  prefetch = __reduce_max_sync(kAllLanes, prefetch);
-  const std::uint32_t key = key_of_bin(candidates, first);
-  if (key == 0U || at_candidates > targets.most) {
-    return 0U;
-  }
-  // All that lies above the bins may be far more than k rows.
-  const std::uint32_t prefetch_key = prefetch == kSiftBins - 1 ? 0U : key_of_bin(prefetch, first);
-  std::uint64_t bounds = pack_bounds(key, prefetch_key == 0U ? kNoKey : prefetch_key);
-  if (lane_index() == 0) {
-    const std::uint64_t held =
-        atomicCAS(reinterpret_cast<unsigned long long*>(&sift.bounds), 0ULL, static_cast<unsigned long long>(bounds));
-    bounds = held == 0U ? bounds : held;
-  }
-  return __shfl_sync(kAllLanes, bounds, 0);
-}
-
-template <typename Loader>
 __device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
   while (__any_sync(kAllLanes, state_ == RowState::open)) {
     const bool late =
@@ -340,7 +202,7 @@ __device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
     if (lanes != 0U) {
       __threadfence();
       const int lane = __ffs(static_cast<int>(lanes)) - 1;
-      const std::uint64_t made = set_bounds(lane, __shfl_sync(kAllLanes, length_, lane),
+      const std::uint64_t made = set_bounds(p_, sift_of(lane), __shfl_sync(kAllLanes, length_, lane),
                                             __shfl_sync(kAllLanes, nearly_all ? all : sampled, lane),
                                             __shfl_sync(kAllLanes, first_bin_, lane));
       if (lane_index() == lane) {
