@@ -38,7 +38,6 @@ class CudaBackend final : public Backend {
   MemoryResource& device_memory() override { return device_memory_; }
 
   void prepare(const ScratchSizes& sizes) override;
-  bool sifts() const override { return score_sm90_; }
 
   /// Until called, the backend works on a stream of its own. Later calls come after earlier ones on
   /// any stream, unless the new stream is being captured: then whoever captures it has to wait

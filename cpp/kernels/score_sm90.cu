@@ -6,10 +6,11 @@
 // each; warpgroups take the blocks in turn and multiply them with the queries of the group's rows, 64 tokens x kColumns
 // (heads of one or more rows); loaders meanwhile quantise the next group's queries into a second buffer. A lane holds
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
-// on query, weights and key alone: every score is the same arithmetic wherever its block is computed.
+// on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
+// to, the loaders also sift (score_sift.cuh), and the order of the blocks is another.
 // Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. Measured on
-// an H200 with a prototype, 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 7.1 for 1 x 100K, 48 for 13 x 100K;
-// the memory's datasheet speed would allow 0.5, 2.8 and 37.
+// an H200, 64 heads, a row per session: 3.9 us for 1 x 16K tokens, 7.2 for 1 x 100K, 49 for 13 x 100K, 52 with two rows
+// each; the memory's datasheet speed would allow 0.5, 2.8, 37 and 37.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
