@@ -45,6 +45,7 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
   }
   __syncthreads();
   ptx::cluster_arrive();
+  wait_for_kernel_before();
   // Of 128 registers a thread, which is what all get when the block starts.
   if (threadIdx.x >= kConsumers) {
     ptx::give_registers<kGatherRegisters>();
@@ -78,20 +79,22 @@ Kernel kernel_for(const ShapeView& shape) {
   }
 }
 
-/// A launch of so many clusters of `splits` blocks.
+/// A launch of so many clusters of `splits` blocks, which may begin while the kernel before it ends.
 struct ClusterLaunch {
   cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2] = {};
 
   ClusterLaunch(std::int32_t splits, std::int64_t clusters, cudaStream_t stream) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3(static_cast<unsigned>(clusters * splits));
     config.blockDim = kThreads;
     config.dynamicSmemBytes = sizeof(Shared);
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
   }
   ClusterLaunch(const ClusterLaunch&) = delete;
   ClusterLaunch& operator=(const ClusterLaunch&) = delete;

@@ -51,6 +51,8 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       shared.make_barriers(warp > kFetcher ? warp - 1 : warp, kOtherWarps);
       announce(kBarriersMade, kScoreThreads);
     }
+    wait_for_kernel_before();
+    let_next_kernel_begin();
     GroupWalk walk(p, groups, errors);
     const bool any = walk.begin();
     if (warp == kFetcher) {
@@ -162,8 +164,8 @@ void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) 
   const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
   const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
   require_countable(params, groups);
-  launch(context, kernel_of(product), static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
-         index_key_map(params.layer), params, groups, context.errors);
+  launch_early(context, kernel_of(product), static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
+               index_key_map(params.layer), params, groups, context.errors);
 }
 
 }  // namespace echo
