@@ -7,9 +7,9 @@
 // (heads of one or more rows); loaders meanwhile quantise the next group's queries into a second buffer. A lane holds
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed.
-// Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. Measured on
-// an H200 with a prototype, 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 7.1 for 1 x 100K, 48 for 13 x 100K;
-// the memory's datasheet speed would allow 0.5, 2.8 and 37.
+// Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200
+// (bench/results/score.json), 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 6.9 for 1 x 100K, 49 for 13 x
+// 100K, 244 for 64 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37 and 180.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
