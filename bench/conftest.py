@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import record
 from gates import Gates
+from native.step_binding import Case, StepBench, skip_reason
 
 _GATES = pytest.StashKey[dict[str, Gates]]()
 
@@ -27,6 +28,17 @@ def gates(request: pytest.FixtureRequest) -> Callable[[str], Gates]:
         return made[name]
 
     return by_name
+
+
+@pytest.fixture(scope="session")
+def step_bench(request: pytest.FixtureRequest) -> Iterator[StepBench]:
+    """What times decode steps, with as much pinned host memory as the largest of the chosen cases needs."""
+    if (reason := skip_reason()) is not None:
+        pytest.skip(reason)
+    chosen = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
+    made = StepBench(max(case.host_bytes for case in chosen if isinstance(case, Case)))
+    yield made
+    made.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

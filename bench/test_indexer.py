@@ -10,7 +10,6 @@ prefetch.png where matplotlib is installed.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 import record
 from gates import Gates
 from native.binding import device_clock
-from native.step_binding import TOP_K, Case, Part, Result, StepBench, skip_reason
+from native.step_binding import PREFETCH_CAP, TOP_K, Case, Part, Result, StepBench
 
 ROUNDS = 5
 WARM_UP = 2
@@ -27,7 +26,6 @@ GRIDS = (32, 132)  # blocks of 512 threads; the gather takes the better one
 HOST_BYTES = 54e9  # of slabs
 MOST_LAYERS = 24
 HIT_RATES = (0.5, 0.9, 0.97, 0.99)
-PREFETCH_CAP = float(os.environ.get("ECHO_BENCH_PREFETCH_CAP", "0.0012"))  # rows per scored token
 
 
 def case_of(batch: int, length: int, row_bytes: int) -> Case:
@@ -47,17 +45,6 @@ CASES = [
 _MEASURED = pytest.StashKey[list[dict[str, Any]]]()
 
 pytestmark = pytest.mark.benchmark(group="indexer", timer=device_clock)
-
-
-@pytest.fixture(scope="session")
-def bench(request: pytest.FixtureRequest) -> Iterator[StepBench]:
-    """The library with as much pinned host memory as the largest of the chosen cases needs."""
-    if (reason := skip_reason()) is not None:
-        pytest.skip(reason)
-    chosen = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
-    made = StepBench(max(case.host_bytes for case in chosen if isinstance(case, Case)))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -105,32 +92,32 @@ def figures_of(case: Case, results: list[Result], frame: int) -> dict[str, Any]:
 def test_indexer(
     case: Case,
     hit_rate: float,
-    bench: StepBench,
+    step_bench: StepBench,
     alone: dict[Case, tuple[float, int]],
     benchmark: Any,
     gates: Callable[[str], Gates],
     request: pytest.FixtureRequest,
 ) -> None:
     """Both paths at one hit rate, and what limits them."""
-    bench.create(case)
+    step_bench.create(case)
     misses = case.misses(1.0 - hit_rate)
 
     def replays(part: Part, rounds: int = ROUNDS, warm_up: int = 1, **options: Any) -> list[Result]:
-        return [bench.replay(part, misses, **options) for _ in range(warm_up + rounds)][warm_up:]
+        return [step_bench.replay(part, misses, **options) for _ in range(warm_up + rounds)][warm_up:]
 
     if case not in alone:
-        alone[case] = median(case, replays(Part.SCORE)), bench.replay(Part.NOTHING).nodes
+        alone[case] = median(case, replays(Part.SCORE)), step_bench.replay(Part.NOTHING).nodes
     score, frame = alone[case]
     gather = min(median(case, replays(Part.GATHER, rounds=3, blocks=blocks)) for blocks in GRIDS)
     results = {"off": replays(Part.RECALL), "candidates": replays(Part.RECALL, warm_up=WARM_UP, sift=True)}
-    bench.verify()
+    step_bench.verify()
     on: list[Result] = []
     benchmark.pedantic(
-        lambda: on.append(bench.replay(Part.RECALL, misses, sift=True, prefetch_cap=PREFETCH_CAP)),
+        lambda: on.append(step_bench.replay(Part.RECALL, misses, sift=True, prefetch_cap=PREFETCH_CAP)),
         rounds=ROUNDS,
         warmup_rounds=WARM_UP,
     )
-    bench.verify()
+    step_bench.verify()
     results["on"] = on[-ROUNDS:]
     times = {path: median(case, of_path) for path, of_path in results.items()}
     allowed = 1.08 * max(score, gather) + 12.0

@@ -16,21 +16,19 @@ checked in every replay; selections, maps, bytes and outputs (against the rows o
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from gates import Gates
 from native.binding import device_clock
-from native.step_binding import TOP_K, Case, Part, Result, StepBench, skip_reason
+from native.step_binding import PREFETCH_CAP, TOP_K, Case, Part, Result, StepBench
 
 ROUNDS = 12
 WARM_UP = 4  # the thresholds need some steps, too
 PART_ROUNDS = 3
 MISS_RATE = 0.02
-PREFETCH_CAP = float(os.environ.get("ECHO_BENCH_PREFETCH_CAP", "0.0012"))  # rows per scored token
 PARTS = {
     Part.NOTHING: "begin_commit", Part.APPEND: "append", Part.SCORE: "score", Part.SELECT: "select",
     Part.RECALL: "recall",
@@ -58,17 +56,6 @@ pytestmark = pytest.mark.benchmark(group="layer", timer=device_clock)
 def times() -> dict[tuple[Case, str], float]:
     """Of what was measured."""
     return {}
-
-
-@pytest.fixture(scope="session")
-def bench(request: pytest.FixtureRequest) -> Iterator[StepBench]:
-    """The library with as much pinned host memory as the largest of the chosen cases needs."""
-    if (reason := skip_reason()) is not None:
-        pytest.skip(reason)
-    chosen = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]
-    made = StepBench(max(case.host_bytes for case in chosen if isinstance(case, Case)))
-    yield made
-    made.close()
 
 
 def of_step(bench: StepBench, case: Case, system: str, part: Part) -> Result:
@@ -103,18 +90,18 @@ def verbs_of(bench: StepBench, case: Case, system: str, step: Result, us: float)
 def test_layer(
     case: Case,
     system: str,
-    bench: StepBench,
+    step_bench: StepBench,
     times: dict[tuple[Case, str], float],
     benchmark: Any,
     gates: Callable[[str], Gates],
 ) -> None:
     """Times of a layer, of its verbs and of all layers, and what was recalled."""
-    bench.create(case)
+    step_bench.create(case)
     results: list[Result] = []
     benchmark.pedantic(
-        lambda: results.append(of_step(bench, case, system, Part.ATTEND)), rounds=ROUNDS, warmup_rounds=WARM_UP
+        lambda: results.append(of_step(step_bench, case, system, Part.ATTEND)), rounds=ROUNDS, warmup_rounds=WARM_UP
     )
-    bench.verify()
+    step_bench.verify()
     results = results[-ROUNDS:]
     us = times[case, system] = statistics.median([result.microseconds for result in results]) / case.layers
     calls = case.layers * ROUNDS
@@ -122,7 +109,7 @@ def test_layer(
         "us": us,
         "ms_per_step": 1e-3 * us * case.layers,
         "layers": case.layers,
-        **verbs_of(bench, case, system, results[-1], us),
+        **verbs_of(step_bench, case, system, results[-1], us),
         "misses": sum(result.misses for result in results) / calls,
         "prefetched": sum(result.prefetched for result in results) / calls,
         "prefetched_used": sum(result.prefetched_used for result in results) / calls,

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import evidence  # noqa: E402
 import evidence_measure as measure  # noqa: E402
+import evidence_prefetch as prefetch  # noqa: E402
 import evidence_tables as tables  # noqa: E402
 
 sys.path.remove(str(ROOT / "tools"))
@@ -41,7 +42,7 @@ def test_misses_of_one_trace_are_up_to_date():
 
 def test_the_products_rule_on_one_trace_is_up_to_date():
     trace = measure.load("sampled")
-    row = tables.predictor_row("sampled", measure.guess(trace), measure.driven(trace))
+    row = prefetch.predictor_row("sampled", measure.guess(trace), measure.driven(trace))
     assert f"| {' | '.join(row)} |" in block("predictor"), "run `make evidence`"
 
 

@@ -92,7 +92,7 @@ def test_defaults_are_documented_and_used():
 def test_a_keyword_beats_the_variable_and_the_variable_beats_the_default(monkeypatch):
     for field in echo.config_fields():
         if field.type is str:
-            values = {"device": ("cuda:3", "cpu"), "kernels": ("auto", "generic"), "prefetch": ("off", "on")}
+            values = {"device": ("cuda:3", "cpu"), "kernels": ("generic", "auto"), "prefetch": ("off", "on")}
             first, second = values[field.name]
         elif field.type is float:
             first, second = 0.25, 0.75

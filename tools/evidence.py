@@ -14,6 +14,7 @@ from pathlib import Path
 
 import evidence_measure as measure
 import evidence_plots as plots
+import evidence_prefetch as prefetch
 import evidence_tables as tables
 
 from echo.traces import shipped, synthetic
@@ -42,8 +43,8 @@ def measured_blocks(real: Sequence[measure.Measured], made: Sequence[measure.Mea
         "policies": tables.policies(real),
         "layers": tables.layers(real),
         "kth_score": tables.kth_scores(real, made),
-        "prefetch": tables.prefetches(real, made),
-        "predictor": tables.predictors(real, made),
+        "prefetch": prefetch.prefetches(real, made),
+        "predictor": prefetch.predictors(real, made),
         "regimes": tables.regimes(real, made),
     }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds echo with CUDA and runs one part of what needs a GPU. Results go to bench/results, or to $ECHO_RESULTS.
 #   tests          the C++ tests of the CUDA backend, with $ECHO_OPERATIONS random calls (a million), then the Python tests
-#                  marked gpu (arguments go to pytest), with the GPU's own kernels where ECHO_KERNELS=auto
+#                  marked gpu (arguments go to pytest), with generic kernels where ECHO_KERNELS=generic
 #   sanitize       the C++ CUDA tests under the four tools of compute-sanitizer -> sanitize.json
 #   demo           echo-kv demo with as long a text as its model takes -> demo.json, demo.png
 #   doctor         echo-kv doctor

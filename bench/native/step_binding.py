@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import enum
 import math
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from native import binding
 
 TOP_K = 2048
+PREFETCH_CAP = float(os.environ.get("ECHO_BENCH_PREFETCH_CAP", "0.0012"))
+"""Rows that score may fetch, per token that it scores."""
 _BLOCK_TOKENS = 64
 
 

@@ -127,8 +127,8 @@ TimedGraph& StepCase::graph(const EchoStepReplay& what) {
       if (!gathers) {
         backend_->begin({.step = step(),
                          .host_blocks = control_.host_rows() / kTokensPerBlock,
-                         .sift_rows = what.sift != 0 ? sift_rows_.data<RowSift>() : nullptr,
-                         .prefetched = what.sift != 0 ? prefetched_.data<std::int32_t>() : nullptr});
+                         .sift_rows = sifts(what) ? sift_rows_.data<RowSift>() : nullptr,
+                         .prefetched = sifts(what) ? prefetched_.data<std::int32_t>() : nullptr});
       }
       for (std::int32_t layer = 0; layer < sizes_.layers; ++layer) {
         call(what, layer);

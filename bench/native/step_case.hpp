@@ -50,6 +50,8 @@ class StepCase {
   SelectParams select_params(std::int32_t layer, const SiftView& sift, std::int32_t* selection, float* kth) const;
   RecallParams recall_params(std::int32_t layer) const;
   AttendParams attend_params(std::int32_t layer) const;
+  /// Whether score sifts: if asked to, and if the backend does. Nobody else would fill what select is shown.
+  bool sifts(const EchoStepReplay& what) const { return what.sift != 0 && backend_->sifts(); }
   SiftView sift_view(std::int32_t layer, const EchoStepReplay& what) const;
   const std::uint16_t* kv_of(std::int32_t layer) const;
 

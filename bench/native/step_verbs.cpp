@@ -92,7 +92,7 @@ AttendParams StepCase::attend_params(std::int32_t layer) const {
 }
 
 SiftView StepCase::sift_view(std::int32_t layer, const EchoStepReplay& what) const {
-  if (what.sift == 0) {
+  if (!sifts(what)) {
     return {};
   }
   const std::int32_t turn = layer % 2;

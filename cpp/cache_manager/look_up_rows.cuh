@@ -16,8 +16,8 @@ namespace echo {
 /// What recall knows of an entry of the selection.
 struct Entry {
   std::int32_t row = kNone;  ///< host row, kNone where there is nothing to recall
-  std::int32_t slot =
-      kNone;  ///< kNone: to be fetched, then kFirstListed - place in the list; kPending: others fetch it
+  /// kNone: to be fetched, then kFirstListed - place in the list; kPending: others fetch it.
+  std::int32_t slot = kNone;
 };
 inline constexpr std::int32_t kFirstListed = -16;
 

@@ -11,7 +11,7 @@
 // the other half finds slots meanwhile (claim_slots.cuh), then helps to copy.
 // The first blocks append the new rows of the pass, if kv is given (append_rows.cuh). Entries that select those wait
 // for them: for blocks that started before their own. The launch may overlap the end of the kernel before it.
-// Cost on an H200 (bench/results/recall.json): 3.7 us for 26,624 hits; 20, 64 and 206 us with 533, 2,665 and 13,312
+// Cost on an H200 (bench/results/recall.json): 3.6 us for 26,624 hits; 20, 64 and 206 us with 533, 2,665 and 13,312
 // misses among them.
 #include <algorithm>
 

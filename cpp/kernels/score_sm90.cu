@@ -8,9 +8,9 @@
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
 // to, the loaders also sift (score_sift.cuh), and the order of the blocks is another.
-// Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. Measured on
-// an H200, 64 heads, a row per session: 3.9 us for 1 x 16K tokens, 7.2 for 1 x 100K, 49 for 13 x 100K, 52 with two rows
-// each; the memory's datasheet speed would allow 0.5, 2.8, 37 and 37.
+// Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
+// 64 heads, a row per session: 3.9 us for 1 x 16K tokens, 7.2 for 1 x 100K, 49 for 13 x 100K, 228 for 64 x 100K; with
+// two rows per session 52 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -86,6 +86,8 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       shared.make_barriers(warp, kMultiplierWarps);
       announce(kBarriersMade, kScoreThreads);
     }
+    wait_for_kernel_before();
+    let_next_kernel_begin();
     RunMaker<kSift> maker(p, groups, errors);
     const bool any = maker.begin();
     if (kSift && warp == kFetcher && any) {
@@ -209,8 +211,8 @@ void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) 
   require_countable(params, groups);
   const bool sifts = params.sift.rows != nullptr && can_sift_sm90(params);
   const Kernel kernel = sifts ? kernel_of<true>(product) : kernel_of<false>(product);
-  launch(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
-         index_key_map(params.layer), params, groups, context.errors);
+  launch_early(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
+               index_key_map(params.layer), params, groups, context.errors);
 }
 
 }  // namespace echo

@@ -7,7 +7,9 @@
 // short or too long (many ties, or scores that the sample says nothing about), the cluster searches all scores: is the
 // bound the k-th score itself? Else three digits as in select.cu, from histograms over the cluster; then blocks count
 // and write their parts in order. Bits do not depend on the way taken.
-// Shared memory: the list (64 KB for k up to 2048), 10 bits per 8 positions, a histogram.
+// Shared memory: the list (64 KB for k up to 2048), 10 bytes per 64 positions, a histogram.
+// Cost on an H200 (bench/results/select.json), k = 2048 of 102,400 scores: 10.6 us for a row, 12.4 for 13, 24 for 102;
+// from score's list of 1.5 k tokens 6.5, 6.8 and 7.7; 28 to 29 for 13 rows in which most scores are equal.
 #include "kernels/select_cluster.hpp"
 
 #include <algorithm>
@@ -25,6 +27,7 @@ using namespace top_k;
 
 constexpr int kThreads = kListThreads;
 constexpr std::int32_t kLargestK = 4096;
+
 __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_constant__ SelectParams p,
                                                               const __grid_constant__ Layout layout,
                                                               const __grid_constant__ KernelErrorView errors) {

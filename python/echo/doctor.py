@@ -87,7 +87,7 @@ def _advice(report: echo.DeviceReport) -> list[str]:
     if report.devices and report.problem:
         found.append(f"PROBLEM: the GPU cannot be used: {report.problem}")
     elif report.devices:
-        found.append("runs on the GPU: generic CUDA kernels for all verbs (any architecture this build names)")
+        found.append("runs on the GPU: kernels made for Hopper where it is one, generic CUDA kernels elsewhere")
     else:
         found.append(f"runs on the CPU: {report.problem}")
     if _HUGE_PAGES.exists() and "[never]" in _HUGE_PAGES.read_text():

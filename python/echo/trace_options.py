@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,10 @@ def check(options: argparse.Namespace) -> tuple[list[float], list[int] | None]:
     return pools, None if options.layers is None else numbers("layers", options.layers, int)
 
 
-def check_files(options: argparse.Namespace) -> None:
-    """InvalidArgument naming `json` or `plot` if it cannot be written to."""
-    for path, name in ((options.json, "json"), (options.plot, "plot")):
+def check_files(options: argparse.Namespace, names: Sequence[str] = ("json", "plot")) -> None:
+    """InvalidArgument naming the flag of a file that cannot be written to."""
+    for name in names:
+        path = getattr(options, name)
         if path is not None and (not path.parent.is_dir() or path.is_dir()):
             raise echo.InvalidArgument(f"{name}: {str(path)!r} given, expected a file in a folder that exists")
 

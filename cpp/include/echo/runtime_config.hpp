@@ -15,7 +15,7 @@ namespace echo {
 /// documentation stands once, in config_fields().
 struct ECHO_API RuntimeConfig {
   std::string device = "auto";
-  std::string kernels = "generic";
+  std::string kernels = "auto";
   std::int64_t host_tokens = 65536;
   std::int64_t gpu_slots = 0;
   std::int64_t max_batch = 8;

@@ -34,7 +34,7 @@ class Counts:
         sums = [0, 0, 0, 0]
         for layer in layers:
             for i, name in enumerate(("hits", "misses", "prefetched", "prefetched_wasted")):
-                sums[i] += getattr(layer, name, 0)
+                sums[i] += getattr(layer, name)
         return cls(*sums)
 
     def __add__(self, other: Counts) -> Counts:

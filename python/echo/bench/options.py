@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,13 +122,10 @@ def check(options: argparse.Namespace) -> Options:
     load = draw_load(lengths, chosen("requests"), output, host // (shape.layers * shape.row_bytes), room, options.seed)
     given = settings.given(options)
     given.pop("device")
-    if "ECHO_KERNELS" not in os.environ:
-        given.setdefault("kernels", "auto")
-    wanted = [name for name in names if systems.known(name)]
     return Options(
         shape=shape,
         load=load,
-        systems=[systems.make_system(name, pool, load, shape) for pool in pools for name in wanted],
+        systems=[systems.make_system(name, pool, load, shape) for pool in pools for name in names],
         added=added,
         repeat=options.repeat,
         regime=options.overlap,

@@ -22,8 +22,6 @@ import echo
 from echo.bench.schedule import Load, Stretch, blocks, schedule
 
 SYSTEMS = ("resident", "resident-total", "per-request", "echo", "echo-prefetch")
-_SETTINGS = {"echo-prefetch": {"prefetch": "on"}}
-_PLAIN = {"prefetch": "off"}  # of all others
 _MAPS = ("slot_of", "host_of", "stamp", "free_slots")
 
 
@@ -57,11 +55,6 @@ class System:
         return schedule(load, self.most, self.tokens)
 
 
-def known(name: str) -> bool:
-    """Whether this version of the runtime can be that system."""
-    return set(_SETTINGS.get(name, ())) <= _runtime_settings()
-
-
 def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> System:
     """A system with `pool` slots per layer; InvalidArgument naming `pools` if that holds no request."""
     contexts, k = len(load.lengths), shape.top_k
@@ -70,7 +63,7 @@ def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> Sys
     )
     if pool < least:
         raise echo.InvalidArgument(f"pools: {pool:,} slots given, {name} needs {least:,} for a request")
-    settings = tuple(pair for pair in _SETTINGS.get(name, _PLAIN).items() if pair[0] in _runtime_settings())
+    settings = (("prefetch", "on" if name == "echo-prefetch" else "off"),)
     if name == "resident":
         return System(name, pool, pool, contexts, pool, settings)
     if name == "resident-total":
@@ -101,7 +94,3 @@ def gpu_bytes(system: System, load: Load, shape: echo.ModelShape) -> dict[str, i
 
 def _held(load: Load, stretch: Stretch) -> int:
     return sum(load.lengths[one.context] + load.outputs[one.request] for one in stretch.running)
-
-
-def _runtime_settings() -> set[str]:
-    return {field.name for field in echo.config_fields()}

@@ -113,7 +113,4 @@ def _check(options: argparse.Namespace) -> None:
         raise echo.InvalidArgument(f"pool: {options.pool} given, expected a multiple of top-k from 1 to {1 << 16}")
     if not 0 <= options.drift <= 1000:
         raise echo.InvalidArgument(f"drift: {options.drift} given, expected 0 to 1000")
-    for name in ("trace", "json", "plot"):
-        path = getattr(options, name)
-        if path is not None and (not path.parent.is_dir() or path.is_dir()):
-            raise echo.InvalidArgument(f"{name}: {str(path)!r} given, expected a file in a folder that exists")
+    trace_options.check_files(options, ("trace", "json", "plot"))
