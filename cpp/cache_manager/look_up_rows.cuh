@@ -95,10 +95,16 @@ __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThrea
   }
 }
 
+/// Of the entries of a thread or a warp.
+struct LookUpCounts {
+  std::int32_t lost;   ///< those whose row another thread was fetching already
+  std::int32_t ahead;  ///< those for whose row score had fetched it in this tick, and nobody had used it
+};
+
 /// Looks up the host rows of a thread's entries, as look_up does; what is neither simply resident nor simply missing is
-/// settled one by one. Returns how many others are fetching already.
+/// settled one by one.
 template <int kPerThread>
-__device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, Entry (&entries)[kPerThread]) {
+__device__ LookUpCounts look_up_all(const LayerView& layer, std::int32_t now, Entry (&entries)[kPerThread]) {
   std::int32_t slots[kPerThread];
   std::int32_t before[kPerThread];
 #pragma unroll
@@ -115,7 +121,7 @@ __device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, En
       slot_word(layer, entries[i].row).compare_exchange_strong(before[i], kPending, cuda::memory_order_relaxed);
     }
   }
-  std::int32_t lost = 0;
+  LookUpCounts counts{};
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     Entry& entry = entries[i];
@@ -123,18 +129,19 @@ __device__ std::int32_t look_up_all(const LayerView& layer, std::int32_t now, En
     const bool missing = slots[i] < 0 && slots[i] != kPending && before[i] == slots[i];
     if (hit) {
       entry.slot = slots[i];
+      counts.ahead += before[i] == prefetched_at(now) ? 1 : 0;
     } else if (!missing && entry.row != kNone && entry.slot != kPending) {
       entry.slot = look_up(layer, entry.row, now, slots[i] >= 0 ? slots[i] : before[i]);
-      lost += entry.slot == kPending ? 1 : 0;
+      counts.lost += entry.slot == kPending ? 1 : 0;
     }
   }
-  return lost;
+  return counts;
 }
 
 struct LookUpSums {
   std::int32_t missing;
   std::int32_t found;  ///< entries that name a row
-  std::int32_t lost;   ///< those whose row another thread was fetching already
+  LookUpCounts counts;
 };
 
 /// Shared memory of kWarps warps that look up kMost entries at most.
@@ -149,7 +156,8 @@ struct LookUpShared {
     for (const LookUpSums& warp : sums_of) {
       sums.missing += warp.missing;
       sums.found += warp.found;
-      sums.lost += warp.lost;
+      sums.counts.lost += warp.counts.lost;
+      sums.counts.ahead += warp.counts.ahead;
     }
     return sums;
   }
@@ -157,7 +165,7 @@ struct LookUpShared {
 
 /// Lists the missing rows of all lookers, who meet at `barrier`; returns how many there are.
 template <int kPerThread, int kWarps, int kMost>
-__device__ std::int32_t list_missing(Entry (&entries)[kPerThread], std::int32_t lost, int barrier,
+__device__ std::int32_t list_missing(Entry (&entries)[kPerThread], LookUpCounts counts, int barrier,
                                      LookUpShared<kWarps, kMost>& shared) {
   unsigned masks[kPerThread];
   std::int32_t own = 0;
@@ -168,9 +176,9 @@ __device__ std::int32_t list_missing(Entry (&entries)[kPerThread], std::int32_t 
     own += __popc(masks[i]);
     found += __popc(__ballot_sync(kAllLanes, entries[i].row != kNone));
   }
-  lost = __reduce_add_sync(kAllLanes, lost);
+  counts = {.lost = __reduce_add_sync(kAllLanes, counts.lost), .ahead = __reduce_add_sync(kAllLanes, counts.ahead)};
   if (lane_index() == 0) {
-    shared.sums_of[warp_index()] = {.missing = own, .found = found, .lost = lost};
+    shared.sums_of[warp_index()] = {.missing = own, .found = found, .counts = counts};
   }
   meet(barrier, kWarps * kWarp);
   std::int32_t place = 0;

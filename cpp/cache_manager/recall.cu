@@ -68,14 +68,14 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
   const std::int32_t now = tick_of(p);
   Entry entries[kPerThread];
   read_selection(p, own, entries, errors);
-  const std::int32_t lost = look_up_all(p.layer, now, entries);
+  const LookUpCounts counts = look_up_all(p.layer, now, entries);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     if (own.has(i) && (entries[i].slot >= 0 || entries[i].row == kNone)) {
       p.slots[own.first + i * kWarp] = entries[i].slot;
     }
   }
-  const std::int32_t missing = list_missing(entries, lost, kLookBarrier, shared.look_up);
+  const std::int32_t missing = list_missing(entries, counts, kLookBarrier, shared.look_up);
   if (missing == 0) {
     announce(kListed, kThreads);
     if (threadIdx.x == 0) {
@@ -142,7 +142,8 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   const LookUpSums sums = shared.look_up.sums();
   if (claimer == 0) {
     count(&counters.hits, sums.found - sums.missing);
-    count(&counters.lost_races, sums.lost);
+    count(&counters.lost_races, sums.counts.lost);
+    count(&counters.prefetched_used, sums.counts.ahead);
   }
   if (sums.missing == 0) {
     return;

@@ -3,6 +3,7 @@
 // Two words decide, and nothing but compare-and-swap and maximum changes them while others may look:
 //
 //   stamp[slot]     a tick          last use; the current tick: in use by this call, not to be given away
+//                   prefetched_at(t)  fetched ahead in tick t, not used since
 //                   kClaimed        between two rows
 //                   kFree           empty, and on the stack of free slots
 //   slot_of[row]    a slot          resident, or about to be evicted: the stamp decides
@@ -18,6 +19,8 @@
 // work, so that nobody waits for somebody who waits. No launch leaves kPending or kClaimed behind.
 // (A slot that a stale slot_of names is reached by its address, which orders the two accesses on any GPU that does not
 // guess values; an acquire would say so formally and cost every hit its cached lines.)
+// Whoever fetches ahead does the same without protecting anything, in a launch in which nobody uses rows: it passes
+// over rows that are resident or on their way, and gives a row up when there is no slot for it.
 // Host code can call the same functions: with threads of the CPU the protocol is tested where there is no GPU.
 
 #include <cuda/atomic>
@@ -115,15 +118,27 @@ __host__ __device__ inline bool evict(const LayerView& layer, std::int32_t slot,
   return true;
 }
 
+/// Whether the caller is to fetch a row ahead: it is not resident, and nobody else is fetching it.
+__host__ __device__ inline bool claim_row(const LayerView& layer, std::int32_t row) {
+  std::int32_t expected = kNone;
+  return slot_word(layer, row).compare_exchange_strong(expected, kPending, cuda::memory_order_relaxed);
+}
+/// Leaves a claimed row to whoever needs it.
+__host__ __device__ inline void give_up_row(const LayerView& layer, std::int32_t row) {
+  slot_word(layer, row).store(kNone, cuda::memory_order_relaxed);
+}
+
 /// Gives an evicted or free slot to a row that the caller fetches: the first half; publish is the second.
 __host__ __device__ inline void assign(const LayerView& layer, std::int32_t slot, std::int32_t row) {
   host_word(layer, slot).store(row, cuda::memory_order_relaxed);
 }
 
-/// Shows the row's slot to everybody. Ordered behind what this thread, or one that it met at a barrier, has assigned.
-__host__ __device__ inline void publish(const LayerView& layer, std::int32_t slot, std::int32_t row, std::int32_t now) {
+/// Shows the row's slot to everybody, with the current tick or prefetched_at it. Ordered behind what this thread, or
+/// one that it met at a barrier, has assigned.
+__host__ __device__ inline void publish(const LayerView& layer, std::int32_t slot, std::int32_t row,
+                                        std::int32_t stamp) {
   cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
-  stamp_word(layer, slot).store(now, cuda::memory_order_relaxed);
+  stamp_word(layer, slot).store(stamp, cuda::memory_order_relaxed);
   slot_word(layer, row).store(slot, cuda::memory_order_relaxed);
 }
 

@@ -60,6 +60,21 @@ __device__ inline void wait(SharedBarrier& barrier, std::uint32_t parity) {
   }
 }
 
+/// Whether it has left that phase.
+__device__ inline bool has_left(SharedBarrier& barrier, std::uint32_t parity) {
+  std::uint32_t left = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(left)
+      : "r"(shared_address(&barrier)), "r"(parity)
+      : "memory");
+  return left != 0;
+}
+
 /// One lane of a warp that is there as a whole, chosen so that the compiler knows that it is one.
 __device__ inline bool elect_lane() {
   std::uint32_t elected = 0;

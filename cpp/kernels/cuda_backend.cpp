@@ -190,12 +190,28 @@ void CudaBackend::append(const AppendParams& params) {
 void CudaBackend::score(const ScoreParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
+  if (params.sift.rows != nullptr) {
+    check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
+  }
+  if (!score_sm90_ || !can_sift_sm90(params)) {
+    clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
+  }
   if (score_sm90_) {
     launch_score_sm90(params, context());
     return;
   }
   launch_index_queries(params, memory.index_queries(), context());
   launch_score(params, memory.index_queries(), context());
+}
+
+void CudaBackend::clear_next_sift(const ScoreParams& params) {
+  if (params.sift.next_rows != nullptr) {
+    const auto rows = static_cast<std::size_t>(params.block.count);
+    ECHO_CUDA_CHECK(cudaMemsetAsync(params.sift.next_rows, 0, rows * sizeof(RowSift), stream_));
+  }
+  if (params.sift.next_prefetched != nullptr) {
+    ECHO_CUDA_CHECK(cudaMemsetAsync(params.sift.next_prefetched, 0, sizeof(std::int32_t), stream_));
+  }
 }
 
 void CudaBackend::select(const SelectParams& params) {

@@ -85,6 +85,8 @@ class CudaBackend final : public Backend {
   /// What append and recall ask of their rows.
   void check_rows(const LayerView& layer, std::int32_t rows, std::int32_t block_rows, const void* kv,
                   DType kv_dtype) const;
+  /// For a kernel that does not sift.
+  void clear_next_sift(const ScoreParams& params);
   /// One copy, or several where the host side is pinned in chunks.
   void copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind);
 

@@ -67,8 +67,8 @@ inline constexpr std::int32_t kSampleEvery = 8;  ///< one key block in so many i
 
 /// What score finds out about a query row on the way. Keys are ordered keys of scores (number_formats.hpp).
 struct alignas(16) RowSift {
-  /// Of the sample; bin i counts keys whose top 15 bits are those of the predicted k-th score + i - kSiftBins / 2. The
-  /// first and the last bin also count all that lie below and above.
+  /// Of the sample; bin i counts keys whose top 16 bits are those of the predicted k-th score + i - kSiftBins / 2, the
+  /// last one also all that lie above. What lies below is not counted, nor is bin 0.
   std::int32_t histogram[kSiftBins];
   std::int32_t sampled;   ///< scores in the histogram
   std::int32_t compared;  ///< scores that were compared with the bounds
@@ -97,6 +97,9 @@ struct SiftView {
   std::int32_t* prefetched;       ///< [1] rows prefetched by this call, zero before it
   std::int32_t* next_prefetched;  ///< [1] zeroed like next_rows
   float prefetch_cap;             ///< rows per scored token that may be prefetched; 0: none
+  /// Key blocks for each multiprocessor from which on sifting is worth its time: with fewer, select is there sooner
+  /// without it.
+  std::int32_t least_share = 24;
 };
 
 /// begin, once per pass and before its verbs: owners[block] for the blocks that hold the tokens of each batch entry, up

@@ -3,41 +3,57 @@
 
 #include <cstdint>
 
+#include "kernels/score_runs.cuh"
 #include "kernels/score_stages.cuh"
 
 namespace echo {
 
-/// Up to 32 key blocks of a group; lane i knows where the i-th lies, kNone if nowhere.
+/// Up to 32 key blocks of a run; lane i knows the first token of the i-th, and where it lies, kNone if nowhere.
 struct Span {
   std::int32_t group;  ///< of the thread block
-  std::int32_t block;
   std::int32_t count;
+  std::int32_t token;
   std::int32_t host_block;
 };
 
-__device__ inline Span span_at(const ScoreParams& p, const GroupWalk& walk, std::int32_t group, std::int32_t done) {
-  Span span{
-      .group = group, .block = walk.block() + done, .count = min(walk.count() - done, kWarp), .host_block = kNone};
+__device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_t done) {
+  Span span{.group = run.queries, .count = min(run.count - done, kWarp), .token = 0, .host_block = kNone};
   if (lane_index() < span.count) {
-    const std::int64_t table = static_cast<std::int64_t>(walk.rows().entry) * p.step.table_stride;
-    span.host_block = p.step.block_table[table + span.block + lane_index()];
+    const std::int32_t block = run.block(done + lane_index());
+    span.token = block * kTokensPerBlock;
+    span.host_block = p.step.block_table[static_cast<std::int64_t>(run.rows.entry) * p.step.table_stride + block];
   }
   return span;
 }
 
 /// The fetching warp: has each key block copied into the next stage that is free, and says what to do with it. The
-/// block table's entries of a span are loaded while the span before is on its way.
-__device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, GroupWalk& walk,
-                                  const ScoreStages& shared, const KernelErrorView& errors) {
+/// block table's entries of a span are loaded while the span before is on its way. `maker` is at the first run.
+template <bool kSift>
+__device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker<kSift>& maker,
+                           const ScoreStages& shared, RunList* list, const KernelErrorView& errors) {
   constexpr std::int32_t kAhead = 3;  ///< key blocks of a span that go first, so that memory is soon busy
   // Rows of an entry that are not in this group will need the same keys soon.
   const std::uint64_t policy = cache_policy(p.step.query_rows > shared.sizes.group_rows);
   const std::int64_t host_blocks = p.layer.host_rows / kTokensPerBlock;
   RingPlace place{.stage = 0};
-  Span span = span_at(p, walk, 0, 0);
+  Run run = maker.run();
+  Span span = span_at(p, run, 0);
   std::int32_t done = 0;
-  std::int32_t group = 0;
-  for (bool more = true; more;) {
+  bool next = true;  // whether the maker is to go to the next run
+  bool more = true;
+#pragma unroll 1
+  for (bool finished = false; !finished;) {
+    if (next && more) {
+      more = maker.next();
+      if constexpr (kSift) {
+        if (more) {
+          list->publish(maker.run());
+        } else {
+          list->close(maker.made());
+        }
+      }
+      next = false;
+    }
     const Span now = span;
     bool good = false;
     if (lane_index() < now.count) {
@@ -50,26 +66,33 @@ __device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p,
 #pragma unroll 1
     for (std::int32_t i = 0; i < now.count; ++i) {
       const std::int32_t host_block = __shfl_sync(kAllLanes, now.host_block, i);
-      if ((all_good >> static_cast<unsigned>(i) & 1U) != 0U) {
+      const std::int32_t token = __shfl_sync(kAllLanes, now.token, i);
+      const bool there = (all_good >> static_cast<unsigned>(i) & 1U) != 0U;
+      if (there || kSift) {  // sifters count on every block of a run
         wait(shared.empty[place.stage], place.parity ^ 1U);
         if (elect_lane()) {
-          shared.work[place.stage] = {.group = now.group, .token = (now.block + i) * kTokensPerBlock};
-          arrive_expecting(shared.full[place.stage], kMapBlockBytes);
-          std::byte* to = shared.keys + place.stage * kStageBytes;
-          copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
+          shared.work[place.stage] = {.group = now.group, .token = there ? token : kSkipped};
+          if (there) {
+            arrive_expecting(shared.full[place.stage], kMapBlockBytes);
+            std::byte* to = shared.keys + place.stage * kStageBytes;
+            copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
+          } else {
+            arrive(shared.full[place.stage]);
+          }
         }
         __syncwarp();
         place.advance(1, shared.stages);
       }
       if (i == min(now.count - 1, kAhead)) {
         done += now.count;
-        if (done == walk.count()) {
-          more = walk.next();
-          ++group;
+        if (done == run.count && more) {
+          run = maker.run();
           done = 0;
+          next = true;
         }
-        if (more) {
-          span = span_at(p, walk, group, done);
+        finished = done == run.count;
+        if (!finished) {
+          span = span_at(p, run, done);
         }
       }
     }
@@ -88,58 +111,107 @@ __device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p,
 inline constexpr int kHeadsInFlight = 3;  ///< of 8 lanes, bf16; of f32 it is one
 
 template <int kHeads, typename Free>
-__device__ void load_queries_of(const ScoreParams& p, QueryLoad load, std::int32_t group, int warp, int warps,
+__device__ void load_queries_of(const ScoreParams& p, const GroupRows& rows, std::int32_t group, int warp, int warps,
                                 const ScoreStages& shared, const KernelErrorView& errors, Free free) {
-  const auto place_of = [&](bool other) { return shared.queries_of(group + (other ? 1 : 0)); };
+  const GroupQueries to = shared.queries_of(group);
   if (p.index_q_dtype == DType::f32) {
-    load_queries<kHeads, 1, float>(p, load, warp, warps, errors, place_of, free);
+    load_queries<kHeads, 1, float>(p, rows, to, warp, warps, errors, free);
   } else {
-    load_queries<kHeads, kHeadsInFlight, std::uint16_t>(p, load, warp, warps, errors, place_of, free);
+    load_queries<kHeads, kHeadsInFlight, std::uint16_t>(p, rows, to, warp, warps, errors, free);
   }
   publish_shared_writes();
 }
 
-/// All warps but the fetching one load the queries of the first groups, as many as there are buffers, so that those of
-/// the second are there however soon the first ends. The loading warps then go on with the others.
+/// The first group's queries, by the multiplying warps.
 template <int kHeads>
-__device__ void fill_queries(const ScoreParams& p, GroupWalk& walk, const ScoreStages& shared,
-                             const KernelErrorView& errors) {
-  static_assert(kBuffers == 2);
-  const bool loader = warp_index() > kFetcher;
-  int warp = loader ? warp_index() - 1 : warp_index();
-  int warps = kOtherWarps;
-  QueryLoad load{.first = walk.rows(), .second = {}};
-  bool more = walk.next();
-  if (more) {
-    load.second = walk.rows();
+__device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
+                                   const KernelErrorView& errors) {
+  load_queries_of<kHeads>(p, rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
+  join(kStart, kMultiplierWarps * kWarp);
+}
+
+/// A loading warp's share of the queries of all runs but the first group's. Queries that a buffer still has stay there.
+template <int kHeads>
+class QueryLoader {
+ public:
+  /// `rows` of the first group.
+  __device__ QueryLoader(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
+                         const KernelErrorView& errors)
+      : p_(p), shared_(shared), errors_(errors), held_first_(rows.first) {}
+
+  /// Whether load would not have to wait.
+  __device__ bool can_load(const Run& run) const {
+    return run.queries <= ready_ || run.queries < kBuffers ||
+           __all_sync(kAllLanes, has_left(shared_.queries_empty[run.queries % kBuffers], parity(run.queries)));
   }
-#pragma unroll 1
-  for (std::int32_t group = 0;;) {
-    load_queries_of<kHeads>(p, load, group, warp, warps, shared, errors, [&] {
-      if (group != 0) {
-        wait(shared.queries_empty[group % kBuffers], (static_cast<std::uint32_t>(group / kBuffers) - 1U) & 1U);
-      }
-    });
-    if (group == 0) {
-      join(kStart, kOtherWarps * kWarp);
-      if (!loader || !more) {
-        return;
-      }
-      warp = warp_index() - kFetcher - 1;
-      warps = kLoaderWarps;
-      group = kBuffers;
-    } else {
-      __syncwarp();
-      if (lane_index() == 0) {
-        arrive(shared.queries_full[group % kBuffers]);
-      }
-      ++group;
-    }
-    if (!walk.next()) {
+  /// Loads a run's queries if they are missing. Waits until those before it have been left, even where they are the
+  /// same: a barrier must not be two phases ahead of anyone.
+  __device__ void load(const Run& run) {
+    if (run.queries <= ready_) {
       return;
     }
-    load = {.first = walk.rows(), .second = {}};
+    ready_ = run.queries;
+    const int buffer = run.queries % kBuffers;
+    const auto wait_for_buffer = [&] {
+      if (run.queries >= kBuffers) {
+        wait(shared_.queries_empty[buffer], parity(run.queries));
+      }
+    };
+    if ((buffer == 0 ? held_first_ : held_second_) == run.rows.first) {
+      wait_for_buffer();
+    } else {
+      load_queries_of<kHeads>(p_, run.rows, run.queries, warp_index() - kFetcher - 1, kLoaderWarps, shared_, errors_,
+                              wait_for_buffer);
+      held_first_ = buffer == 0 ? run.rows.first : held_first_;
+      held_second_ = buffer == 0 ? held_second_ : run.rows.first;
+    }
+    __syncwarp();
+    if (lane_index() == 0) {
+      arrive(shared_.queries_full[buffer]);
+    }
   }
-}
+
+ private:
+  __device__ static std::uint32_t parity(std::int32_t queries) {
+    return (static_cast<std::uint32_t>(queries / kBuffers) - 1U) & 1U;
+  }
+
+  const ScoreParams& p_;
+  const ScoreStages& shared_;
+  const KernelErrorView& errors_;
+  std::int32_t held_first_;           ///< first row of the group whose queries the first buffer has
+  std::int32_t held_second_ = kNone;  ///< and the second
+  std::int32_t ready_ = 0;            ///< queries that are there or will be
+};
+
+/// The same for a warp that has other things to do besides: reads runs from the list.
+template <int kHeads>
+class ListLoader {
+ public:
+  __device__ ListLoader(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared, RunList& list,
+                        const KernelErrorView& errors)
+      : loader_(p, rows, shared, errors), list_(list) {}
+
+  /// Looks at the next run, and loads its queries if they are missing and their buffer is free. False if it cannot.
+  __device__ bool try_next() {
+    if (!list_.has(next_) || !loader_.can_load(list_[next_])) {
+      return false;
+    }
+    loader_.load(list_[next_]);
+    ++next_;
+    __syncwarp();
+    if (lane_index() == 0) {
+      store_released(list_.seen[warp_index() - kFetcher - 1], next_);
+    }
+    return true;
+  }
+  /// Whether there is nothing left to do.
+  __device__ bool finished() const { return list_.ends_at(next_); }
+
+ private:
+  QueryLoader<kHeads> loader_;
+  RunList& list_;
+  std::int32_t next_ = 0;  ///< run to look at
+};
 
 }  // namespace echo

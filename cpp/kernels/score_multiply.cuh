@@ -72,8 +72,8 @@ struct LaneRows {
 };
 
 /// A warpgroup: every kMultipliers-th block of keys. With kOne, a group's rows fit in one product.
-template <int kHeads, int kColumns, bool kOne>
-__device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
+template <int kHeads, int kColumns, bool kOne, bool kSift>
+__device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, ScoreProgress* progress) {
   constexpr int kRows = kColumns / kHeads;
   constexpr int kFours = kHeads / 16;  ///< float4 of weights of a row that a lane needs
   const int warp = __shfl_sync(kAllLanes, warp_index(), 0);
@@ -84,6 +84,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
   std::uint64_t query_operand = 0;
   float4 kept[kOne ? kRows * kFours : 1];  ///< the weights of a group's rows
   LaneRows<kRows> lane_rows{};
+  std::int32_t finished = 0;  ///< key blocks
   const auto weights_of = [&](const GroupQueries& queries, std::int32_t row) {
     return reinterpret_cast<const float4*>(queries.weights + row * kHeads) + lane_index() % 4;
   };
@@ -113,14 +114,22 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
           }
         }
         ++group;
-        if (group >= kBuffers) {
-          wait(shared.queries_full[group % kBuffers], (static_cast<std::uint32_t>(group / kBuffers) - 1U) & 1U);
+        if (group > 0) {
+          wait(shared.queries_full[group % kBuffers], (static_cast<std::uint32_t>(group + 1) / kBuffers - 1U) & 1U);
         }
       }
       enter(shared.queries_of(group));
     }
     if (work.token == kNone) {
       return;
+    }
+    if (kSift && work.token == kSkipped) {
+      __syncwarp();
+      if (lane_index() == 0) {
+        arrive(shared.empty[place.stage]);
+      }
+      progress->publish(warp, ++finished);
+      continue;
     }
     const std::byte* keys = shared.keys + place.stage * kStageBytes;
     const std::uint64_t key_operand = operand_at(shared_address(keys));
@@ -156,6 +165,9 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
           lane_rows.out[i / 2][work.token] = sum * scale;
         }
       }
+    }
+    if constexpr (kSift) {
+      progress->publish(warp, ++finished);
     }
   }
 }

@@ -134,21 +134,15 @@ __device__ float put_head(const HeadPart<T>& part, std::byte* codes, std::int32_
   return scale;
 }
 
-/// Queries of up to two groups that are loaded together: `first`, and behind them `second`.
-struct QueryLoad {
-  GroupRows first;
-  GroupRows second;
-};
-
-/// Loads queries, by warp `warp` of `warps` that do so together; heads behind the model's get zeros. `free` is called
-/// when the first heads are on their way, before anything is written. `place_of(other)` says where a group's queries
-/// go. Ordinary writes to shared memory: publish_shared_writes and a barrier have to follow.
-template <int kHeads, int kAtOnce, typename T, typename PlaceOf, typename Free>
-__device__ void load_queries(const ScoreParams& p, QueryLoad load, int warp, int warps, const KernelErrorView& errors,
-                             PlaceOf place_of, Free free) {
+/// Loads the queries of a group's rows, by warp `warp` of `warps` that do so together; heads behind the model's get
+/// zeros. `free` is called when the first heads are on their way, before anything is written. Ordinary writes to shared
+/// memory: publish_shared_writes and a barrier have to follow.
+template <int kHeads, int kAtOnce, typename T, typename Free>
+__device__ void load_queries(const ScoreParams& p, const GroupRows& rows, const GroupQueries& to, int warp, int warps,
+                             const KernelErrorView& errors, Free free) {
   constexpr int kPerRow = kHeads / kHeadsAtOnce;
-  const std::int32_t before = (load.first.last - load.first.first) * kPerRow;
-  const std::int32_t all = before + (load.second.last - load.second.first) * kPerRow;
+  const std::int32_t count = rows.last - rows.first;
+  const std::int32_t all = count * kPerRow;
   const std::int32_t lane_head = lane_index() / kHeadLanes;
   bool waited = false;
 #pragma unroll 1
@@ -158,13 +152,11 @@ __device__ void load_queries(const ScoreParams& p, QueryLoad load, int warp, int
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const std::int32_t index = begin + i * warps;
-      const bool other = index >= before;
-      const std::int32_t in_group = other ? index - before : index;
-      const std::int32_t head = in_group % kPerRow * kHeadsAtOnce + lane_head;
+      const std::int32_t head = index % kPerRow * kHeadsAtOnce + lane_head;
       weights[i] = 0.0F;
       if (index < all && head < p.shape.index_heads) {
-        const std::int32_t row = (other ? load.second.first : load.first.first) + in_group / kPerRow;
-        const std::int64_t source = static_cast<std::int64_t>(row) * p.shape.index_heads + head;
+        const std::int64_t source =
+            static_cast<std::int64_t>(rows.first + index / kPerRow) * p.shape.index_heads + head;
         parts[i].load(static_cast<const T*>(p.index_q) + source * kQueryDim);
         weights[i] = p.index_weights[source];
       }
@@ -177,9 +169,7 @@ __device__ void load_queries(const ScoreParams& p, QueryLoad load, int warp, int
     for (int i = 0; i < kAtOnce; ++i) {
       const std::int32_t index = begin + i * warps;
       if (index < all) {
-        const bool other = index >= before;
-        const GroupQueries to = place_of(other);
-        const std::int32_t operand_row = (other ? index - before : index) * kHeadsAtOnce + lane_head;
+        const std::int32_t operand_row = index * kHeadsAtOnce + lane_head;
         const float scale = put_head(parts[i], to.codes, operand_row);
         if (lane_index() % kHeadLanes == 0) {
           // Half of it, because the sum is over x + |x|, which is twice relu(x) and keeps NaN.
@@ -191,8 +181,7 @@ __device__ void load_queries(const ScoreParams& p, QueryLoad load, int warp, int
   if (!waited) {
     free();
   }
-  const auto put_rows = [&](GroupRows rows, const GroupQueries& to) {
-    const std::int32_t count = rows.last - rows.first;
+  if (warp == warps - 1) {
 #pragma unroll 1
     for (std::int32_t i = lane_index(); i < count; i += kWarp) {
       to.lengths[i] = length_of(p, rows.first + i, errors);
@@ -200,12 +189,6 @@ __device__ void load_queries(const ScoreParams& p, QueryLoad load, int warp, int
     if (lane_index() == 0) {
       to.rows[0] = rows.first - p.block.first;
       to.rows[1] = count;
-    }
-  };
-  if (warp == warps - 1) {
-    put_rows(load.first, place_of(false));
-    if (all > before) {
-      put_rows(load.second, place_of(true));
     }
   }
 }

@@ -6,10 +6,11 @@
 // each; warpgroups take the blocks in turn and multiply them with the queries of the group's rows, 64 tokens x kColumns
 // (heads of one or more rows); loaders meanwhile quantise the next group's queries into a second buffer. A lane holds
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
-// on query, weights and key alone: every score is the same arithmetic wherever its block is computed.
-// Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200
-// (bench/results/score.json), 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 6.9 for 1 x 100K, 49 for 13 x
-// 100K, 244 for 64 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37 and 180.
+// on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
+// to, the loaders also sift (score_sift.cuh), and the order of the blocks is another.
+// Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
+// 64 heads, a row per session: 3.9 us for 1 x 16K tokens, 7.2 for 1 x 100K, 49 for 13 x 100K, 228 for 64 x 100K; with
+// two rows per session 52 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -20,6 +21,7 @@
 #include "kernels/launch.cuh"
 #include "kernels/score_fetch.cuh"
 #include "kernels/score_multiply.cuh"
+#include "kernels/score_prefetch.cuh"
 #include "kernels/score_sm90.hpp"
 #include "kernels/score_stages.cuh"
 
@@ -34,40 +36,80 @@ constexpr bool kHasCode = false;
 /// Differs between the machine codes of a build for several architectures; the host asks the one that was loaded.
 __device__ const bool has_code = kHasCode;
 
-template <int kHeads, int kColumns, bool kOne>
+/// What sifting needs of shared memory.
+struct SiftMemory {
+  RunList runs;
+  SiftShared sift;
+  PrefetchShared prefetch;
+};
+constexpr std::int32_t kSiftBytes = (sizeof(SiftMemory) + 15) / 16 * 16;
+
+/// The warps that load queries; with sifting they do that besides. `maker` is at the first run.
+template <int kHeads, bool kSift>
+__device__ void load_and_sift(const ScoreParams& p, RunMaker<kSift>& maker, const ScoreStages& shared,
+                              const KernelErrorView& errors) {
+  if constexpr (kSift) {
+    auto& memory = *reinterpret_cast<SiftMemory*>(shared.sift);
+    const int index = __shfl_sync(kAllLanes, warp_index(), 0) - kFetcher - 1;
+    ListLoader<kHeads> loader(p, maker.run().rows, shared, memory.runs, errors);
+    if (index < kSifters) {
+      Sifter(p, index, memory.sift, memory.runs, loader, errors).run();
+    } else {
+      prefetch_tokens(p, memory.sift, memory.prefetch, memory.runs, loader, errors);
+    }
+  } else {
+    QueryLoader<kHeads> loader(p, maker.run().rows, shared, errors);
+    while (maker.next()) {
+      loader.load(maker.run());
+    }
+  }
+}
+
+template <int kHeads, int kColumns, bool kOne, bool kSift>
 __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_constant__ CUtensorMap keys,
                                                                const __grid_constant__ ScoreParams p,
                                                                const __grid_constant__ RowGroups groups,
                                                                const __grid_constant__ KernelErrorView errors) {
   if constexpr (kHasCode) {
-    const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows});
+    const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows, .sift_bytes = kSift ? kSiftBytes : 0});
+    auto* sift = reinterpret_cast<SiftMemory*>(shared.sift);
     const int warp = __shfl_sync(kAllLanes, warp_index(), 0);  // the compiler then knows that lanes agree
     if (warp == kFetcher) {
       if (elect_lane()) {
         prefetch_map(keys);
       }
       __syncwarp();
-    } else {
-      shared.make_barriers(warp > kFetcher ? warp - 1 : warp, kOtherWarps);
+      if (kSift) {
+        sift->sift.clear();
+      }
+    } else if (warp < kFetcher) {
+      shared.make_barriers(warp, kMultiplierWarps);
       announce(kBarriersMade, kScoreThreads);
     }
     wait_for_kernel_before();
     let_next_kernel_begin();
-    GroupWalk walk(p, groups, errors);
-    const bool any = walk.begin();
-    if (warp == kFetcher) {
+    RunMaker<kSift> maker(p, groups, errors);
+    const bool any = maker.begin();
+    if (kSift && warp == kFetcher && any) {
+      sift->runs.open(maker.share());
+      sift->runs.publish(maker.run());
+    }
+    if (warp >= kFetcher) {
       join(kBarriersMade, kScoreThreads);
+    }
+    if (kSift && warp == kFetcher + kLoaderWarps) {
+      clear_next(p);
     }
     if (!any) {
       return;  // all of the thread block
     }
     if (warp == kFetcher) {
-      fetch_keys(keys, p, walk, shared, errors);  // on their way while the others load the first queries
-      return;
-    }
-    fill_queries<kHeads>(p, walk, shared, errors);
-    if (warp < kFetcher) {
-      multiply_keys<kHeads, kColumns, kOne>(p, shared);
+      fetch_keys<kSift>(keys, p, maker, shared, &sift->runs, errors);  // on their way while queries are loaded
+    } else if (warp > kFetcher) {
+      load_and_sift<kHeads, kSift>(p, maker, shared, errors);
+    } else {
+      load_first_queries<kHeads>(p, maker.run().rows, shared, errors);
+      multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared, kSift ? &sift->sift.progress : nullptr);
     }
   }
 }
@@ -91,15 +133,16 @@ ProductShape product_of(std::int32_t heads, std::int32_t rows) {
   return rows <= 2 ? ProductShape{heads, rows * heads, true} : ProductShape{heads, kWidest, false};
 }
 
+template <bool kSift>
 Kernel kernel_of(const ProductShape& product) {
   if (product.heads == 32) {
-    return product.columns == 32   ? score_sm90<32, 32, true>
-           : product.columns == 64 ? score_sm90<32, 64, true>
-                                   : score_sm90<32, kWidest, false>;
+    return product.columns == 32   ? score_sm90<32, 32, true, kSift>
+           : product.columns == 64 ? score_sm90<32, 64, true, kSift>
+                                   : score_sm90<32, kWidest, false, kSift>;
   }
-  return product.columns == 64 ? score_sm90<64, 64, true>
-         : product.one         ? score_sm90<64, kWidest, true>
-                               : score_sm90<64, kWidest, false>;
+  return product.columns == 64 ? score_sm90<64, 64, true, kSift>
+         : product.one         ? score_sm90<64, kWidest, true, kSift>
+                               : score_sm90<64, kWidest, false, kSift>;
 }
 
 std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }
@@ -146,9 +189,11 @@ bool prepare_score_sm90(const ShapeView& shape, int device) {
     return false;
   }
   for (const std::int32_t rows : {1, 2, 3}) {
-    const Kernel kernel = kernel_of(product_of(padded_heads(shape.index_heads), rows));
-    ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    const ProductShape product = product_of(padded_heads(shape.index_heads), rows);
+    for (const Kernel kernel : {kernel_of<false>(product), kernel_of<true>(product)}) {
+      ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    }
   }
   return true;
 }
@@ -164,7 +209,9 @@ void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) 
   const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
   const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
   require_countable(params, groups);
-  launch_early(context, kernel_of(product), static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
+  const bool sifts = params.sift.rows != nullptr && can_sift_sm90(params);
+  const Kernel kernel = sifts ? kernel_of<true>(product) : kernel_of<false>(product);
+  launch_early(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
                index_key_map(params.layer), params, groups, context.errors);
 }
 

@@ -6,19 +6,15 @@
 
 #include "kernels/async_copy.cuh"
 #include "kernels/index_key_map.hpp"
+#include "kernels/score_progress.cuh"
 #include "kernels/score_queries.cuh"
 
 namespace echo {
 
-inline constexpr int kGroupWarps = 4;   ///< of a warpgroup
-inline constexpr int kMultipliers = 3;  ///< warpgroups
-inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
-inline constexpr int kLoaderWarps = 3;
 inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that fetches keys; loaders follow
-inline constexpr int kOtherWarps = kMultiplierWarps + kLoaderWarps;
-inline constexpr int kScoreThreads = (kOtherWarps + 1) * kWarp;
-inline constexpr int kBarriersMade = 1;          ///< hardware barrier: the fetching warp may begin
-inline constexpr int kStart = 2;                 ///< and one more: the first queries are there
+inline constexpr int kScoreThreads = (kMultiplierWarps + 1 + kLoaderWarps) * kWarp;
+inline constexpr int kBarriersMade = 1;          ///< hardware barrier: all but the multiplying warps may begin
+inline constexpr int kStart = 2;                 ///< another: the first group's queries are there
 inline constexpr int kBuffers = 2;               ///< of queries
 inline constexpr int kMostColumns = 512;         ///< rows x heads of a group
 inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can have
@@ -30,13 +26,15 @@ static_assert(kMapRowBytes == kMmaRowBytes && kTokensPerBlock == kMmaRows && kMa
 /// What is in a stage.
 struct alignas(8) StageWork {
   std::int32_t group;  ///< of the thread block, counted from 0
-  std::int32_t token;  ///< first of the key block; kNone if there is no more work
+  std::int32_t token;  ///< first of the key block; kNone: there is no more work; kSkipped: nothing to score here
 };
+inline constexpr std::int32_t kSkipped = -2;
 
 /// How large the parts of shared memory are.
 struct ScoreSizes {
   std::int32_t heads;
   std::int32_t group_rows;
+  std::int32_t sift_bytes;  ///< for sifting, a multiple of 16
 
   ECHO_HOST_DEVICE std::int32_t query_bytes() const { return group_rows * heads * kQueryDim; }
   ECHO_HOST_DEVICE std::int32_t weight_bytes() const {
@@ -45,7 +43,8 @@ struct ScoreSizes {
   ECHO_HOST_DEVICE std::int32_t length_bytes() const { return (group_rows + 2 + 3) / 4 * 16; }
   /// What does not depend on the number of stages.
   ECHO_HOST_DEVICE std::int32_t fixed_bytes() const {
-    return kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(SharedBarrier)));
+    return sift_bytes +
+           kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(SharedBarrier)));
   }
   ECHO_HOST_DEVICE static std::int32_t stage_bytes() {
     return kStageBytes + static_cast<int>(sizeof(StageWork)) + 2 * static_cast<int>(sizeof(SharedBarrier));
@@ -66,6 +65,7 @@ struct ScoreStages {
   std::byte* queries;            ///< [kBuffers, query_bytes]
   std::byte* weights;            ///< [kBuffers, weight_bytes]
   std::byte* lengths;            ///< [kBuffers, length_bytes]
+  std::byte* sift;               ///< [sift_bytes]
   StageWork* work;               ///< [stages]
   SharedBarrier* full;           ///< [stages] the keys and what to do are there
   SharedBarrier* empty;          ///< [stages] a warpgroup has read them
@@ -78,7 +78,8 @@ struct ScoreStages {
     queries = keys + stages * kStageBytes;
     weights = queries + kBuffers * sizes.query_bytes();
     lengths = weights + kBuffers * sizes.weight_bytes();
-    work = reinterpret_cast<StageWork*>(lengths + kBuffers * sizes.length_bytes());
+    sift = lengths + kBuffers * sizes.length_bytes();
+    work = reinterpret_cast<StageWork*>(sift + sizes.sift_bytes);
     full = reinterpret_cast<SharedBarrier*>(work + stages);
     empty = full + stages;
     queries_full = empty + stages;

@@ -31,11 +31,19 @@ ECHO_HOST_DEVICE std::uint32_t key_of_bin(std::int32_t bin, std::int32_t first) 
   return top <= 0 || top >= 1 << (32 - kSiftShift) ? 0U : static_cast<std::uint32_t>(top) << kSiftShift;
 }
 
-/// Scores of a row of `length` tokens that its sample has.
-ECHO_HOST_DEVICE std::int32_t sample_of(std::int32_t length) {
-  constexpr std::int32_t kPeriod = kSampleEvery * kTokensPerBlock;
-  const std::int32_t tail = length % kPeriod;
-  return length / kPeriod * kTokensPerBlock + (tail < kTokensPerBlock ? tail : kTokensPerBlock);
+/// First key block of the sample of a row whose tokens lie in so many blocks: every kSampleEvery-th one, the last of
+/// them half-way between the newest block and the one it would be next. The newest tokens are nearly all selected: a
+/// sample with them says too much, one that ends far from them too little.
+ECHO_HOST_DEVICE std::int32_t first_sampled(std::int32_t blocks) {
+  const std::int32_t newest = blocks - 1;
+  return (newest < kSampleEvery ? newest - newest / 2 : newest - kSampleEvery / 2) % kSampleEvery;
+}
+
+/// Scores of a row of `length` tokens that its sample has, where that begins with a key block.
+ECHO_HOST_DEVICE std::int32_t sample_of(std::int32_t length, std::int32_t first) {
+  const std::int32_t whole = length / kTokensPerBlock;
+  const std::int32_t tail = whole % kSampleEvery == first ? length % kTokensPerBlock : 0;
+  return (whole + kSampleEvery - 1 - first) / kSampleEvery * kTokensPerBlock + tail;
 }
 
 /// Counts from a bound on, at least.

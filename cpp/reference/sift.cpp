@@ -30,16 +30,9 @@ const std::uint32_t kLeastKey = ordered_key(float_of(kFloatSign | kFloatInf));
 std::uint32_t candidate_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds); }
 std::uint32_t prefetch_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds >> 32); }
 
-/// Block of keys that the sample begins with: every kSampleEvery-th one, the last of them half-way between the newest
-/// block and the one it would be next. The newest tokens are nearly all selected: a sample with them says too much, one
-/// that ends far from them too little.
-std::int32_t first_sampled(std::int32_t visible) {
-  const std::int32_t newest = (visible - 1) / kTokensPerBlock;
-  return (newest < kSampleEvery ? newest - newest / 2 : newest - kSampleEvery / 2) % kSampleEvery;
-}
-
 void count_sample(const Row& row, std::int32_t first_key_bin, RowSift& sift) {
-  for (std::int32_t first = first_sampled(row.visible) * kTokensPerBlock; first < row.visible;
+  const std::int32_t blocks = (row.visible - 1) / kTokensPerBlock + 1;
+  for (std::int32_t first = first_sampled(blocks) * kTokensPerBlock; first < row.visible;
        first += kSampleEvery * kTokensPerBlock) {
     for (std::int32_t s = first; s < std::min(first + kTokensPerBlock, row.visible); ++s) {
       ++sift.histogram[bin_of(ordered_key(row.scores[s]), first_key_bin)];

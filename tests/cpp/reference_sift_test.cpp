@@ -257,11 +257,13 @@ TEST(SiftRule, TargetsAreWhatTheSampleHasOfTheBest) {
   EXPECT_EQ(targets.prefetch, 256 + 8 + 1);
   EXPECT_EQ(targets.most, 460);
   for (const std::int32_t length : {1, 63, 64, 65, 511, 512, 513, 575, 576, 577, 100000}) {
-    std::int32_t sampled = 0;
-    for (std::int32_t s = 0; s < length; ++s) {
-      sampled += s / 64 % 8 == 0 ? 1 : 0;
+    for (std::int32_t first = 0; first < kSampleEvery; ++first) {
+      std::int32_t sampled = 0;
+      for (std::int32_t s = 0; s < length; ++s) {
+        sampled += s / 64 % 8 == first ? 1 : 0;
+      }
+      EXPECT_EQ(sample_of(length, first), sampled) << length << " from " << first;
     }
-    EXPECT_EQ(sample_of(length), sampled) << length;
   }
 }
 

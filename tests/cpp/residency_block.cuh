@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <span>
 #include <string>
@@ -87,7 +88,8 @@ class Maps {
       if (slot_of[at(row)] != slot) {
         return name + " has row " + std::to_string(row) + ", which has slot " + std::to_string(slot_of[at(row)]);
       }
-      if (stamp[at(slot)] < 1 || stamp[at(slot)] > now) {
+      const std::int32_t tick = stamp[at(slot)] < kFree ? prefetched_at(stamp[at(slot)]) : stamp[at(slot)];
+      if (tick < 1 || tick > now) {
         return name + ": stamp " + std::to_string(stamp[at(slot)]);
       }
       if (content[at(slot)] != row) {
@@ -260,6 +262,127 @@ class Block {
   std::int32_t now_;
   Marks marks_;
   const Pause& pause_;
+};
+
+/// A prefetching warp as prefetch_rows.cuh has it, imitated likewise.
+template <typename Layer, typename Pause>
+class Prefetcher {
+ public:
+  struct Limits {
+    std::size_t at_once;  ///< rows that go together
+    std::int32_t window;  ///< slots of a window
+    std::int32_t windows;
+    std::int32_t cap;  ///< rows of all prefetchers together
+  };
+
+  Prefetcher(const Layer& layer, std::vector<std::int32_t> rows, std::int32_t now, std::int32_t& used, Limits limits,
+             const Pause& pause)
+      : layer_(layer), rows_(std::move(rows)), now_(now), used_(used), limits_(limits), pause_(pause) {}
+
+  void run(std::vector<std::int32_t>& content) {
+    std::vector<std::int32_t> missing;
+    for (const std::int32_t row : rows_) {
+      if (slot_word(layer_, row).load(kRelaxed) == kNone) {
+        missing.push_back(row);
+      }
+      pause_();
+    }
+    for (std::size_t first = 0; first < missing.size(); first += limits_.at_once) {
+      fetch(std::span(missing).subspan(first, std::min(limits_.at_once, missing.size() - first)), content);
+    }
+  }
+
+  std::int32_t fetched() const { return fetched_; }
+
+ private:
+  using Word = decltype(slot_word(std::declval<const Layer&>(), 0));
+  static constexpr auto kRelaxed = cuda::memory_order_relaxed;
+
+  void fetch(std::span<const std::int32_t> missing, std::vector<std::int32_t>& content) {
+    const auto wanted = static_cast<std::int32_t>(missing.size());
+    const std::int32_t before = used_.fetch_add(wanted, kRelaxed);
+    const std::int32_t granted = std::min(std::max(limits_.cap - before, 0), wanted);
+    refund(wanted - granted);
+    std::vector<std::int32_t> rows;
+    for (const std::int32_t row : missing.first(at(granted))) {
+      if (claim_row(layer_, row)) {
+        rows.push_back(row);
+      }
+    }
+    pause_();
+    const std::vector<std::int32_t> slots = take_slots(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i < slots.size()) {
+        assign(layer_, slots[i], rows[i]);
+      } else {
+        give_up_row(layer_, rows[i]);
+      }
+    }
+    pause_();
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      content[at(slots[i])] = rows[i];
+      publish(layer_, slots[i], rows[i], prefetched_at(now_));
+    }
+    refund(granted - static_cast<std::int32_t>(slots.size()));
+    fetched_ += static_cast<std::int32_t>(slots.size());
+  }
+  void refund(std::int32_t rows) {
+    if (rows > 0) {
+      used_.fetch_sub(rows, kRelaxed);
+    }
+  }
+
+  std::vector<std::int32_t> take_slots(std::size_t needed) {
+    std::vector<std::int32_t> slots;
+    Word free(layer_.replacement->free);
+    const auto wanted = static_cast<std::int32_t>(needed);
+    if (needed > 0 && free.load(kRelaxed) > 0) {
+      const std::int32_t top = free.fetch_sub(wanted, kRelaxed);
+      if (top < wanted) {
+        free.fetch_max(0, kRelaxed);
+      }
+      for (std::int32_t i = 0; i < std::min(top, wanted); ++i) {
+        slots.push_back(layer_.free_slots[top - 1 - i]);
+      }
+    }
+    for (std::int32_t i = 0; i < limits_.windows && slots.size() < needed; ++i) {
+      take_oldest(needed - slots.size(), slots);
+    }
+    return slots;
+  }
+  void take_oldest(std::size_t needed, std::vector<std::int32_t>& slots) {
+    struct Seen {
+      std::int32_t slot;
+      std::int32_t stamp;
+      std::int32_t row;
+    };
+    std::vector<Seen> seen;
+    for (std::int32_t i = 0; i < std::min(limits_.window, layer_.slots); ++i) {
+      const std::int32_t slot = place_++ % layer_.slots;
+      const std::int32_t stamp = stamp_word(layer_, slot).load(kRelaxed);
+      const std::int32_t row = host_word(layer_, slot).load(kRelaxed);
+      if (row >= 0 && yields_ahead(stamp, now_)) {
+        seen.push_back({.slot = slot, .stamp = stamp, .row = row});
+      }
+    }
+    std::ranges::stable_sort(seen, std::greater<>{}, [&](const Seen& one) { return age_of(one.stamp, now_); });
+    seen.resize(std::min(seen.size(), needed));
+    pause_();
+    for (const Seen& victim : seen) {
+      if (evict(layer_, victim.slot, victim.stamp, victim.row)) {
+        slots.push_back(victim.slot);
+      }
+    }
+  }
+
+  Layer layer_;
+  std::vector<std::int32_t> rows_;
+  std::int32_t now_;
+  Word used_;
+  Limits limits_;
+  const Pause& pause_;
+  std::int32_t place_ = 0;
+  std::int32_t fetched_ = 0;
 };
 
 }  // namespace echo::residency_test

@@ -241,6 +241,107 @@ TEST(ResidencySchedules, ANewRowThatGotNoSlotBefore) {
   explore({.slots = 2, .resident = {{0, 3}}, .blocks = {{2}}, .waiters = {2}, .failed_before = {2}}, 5);
 }
 
+/// Prefetchers of one launch: rows that each wants.
+struct Ahead {
+  std::int32_t slots;
+  std::vector<Seat> resident;
+  std::vector<std::vector<std::int32_t>> wanted;
+  std::int32_t cap = 100;
+};
+
+class AheadStage {
+ public:
+  explicit AheadStage(const Ahead& scene) : scene_(scene) {}
+
+  Schedules::Threads make() {
+    maps_ = std::make_unique<Maps<SteppedLayer>>(scene_.slots, kRows);
+    for (const Seat& seat : scene_.resident) {
+      maps_->seat(seat.row, seat.tick);
+    }
+    used_ = 0;
+    prefetchers_.clear();
+    for (const std::vector<std::int32_t>& rows : scene_.wanted) {
+      prefetchers_.emplace_back(
+          maps_->layer(), rows, kNow, used_,
+          TestPrefetcher::Limits{.at_once = 2, .window = scene_.slots, .windows = 2, .cap = scene_.cap}, kNoPause);
+    }
+    Schedules::Threads threads;
+    for (TestPrefetcher& prefetcher : prefetchers_) {
+      threads.emplace_back([this, &prefetcher] { prefetcher.run(maps_->content); });
+    }
+    return threads;
+  }
+
+  std::string fault() const {
+    std::int32_t fetched = 0;
+    for (const TestPrefetcher& prefetcher : prefetchers_) {
+      fetched += prefetcher.fetched();
+    }
+    if (fetched != used_ || fetched > scene_.cap) {
+      return std::to_string(fetched) + " fetched, " + std::to_string(used_) + " counted";
+    }
+    return maps_->fault(kNow, {.pending = echo_stepped::kPending, .failed = echo_stepped::kPending});
+  }
+
+ private:
+  using TestPrefetcher = Prefetcher<SteppedLayer, NoPause>;
+  static constexpr std::int32_t kRows = 6;
+
+  Ahead scene_;
+  std::unique_ptr<Maps<SteppedLayer>> maps_;
+  std::int32_t used_ = 0;
+  std::vector<TestPrefetcher> prefetchers_;
+};
+
+void explore_ahead(const Ahead& scene, int switches) {
+  AheadStage stage(scene);
+  Schedules schedules(switches);
+  const std::string fault = schedules.explore([&] { return stage.make(); }, [&] { return stage.fault(); });
+  EXPECT_EQ(fault, "") << "in run " << schedules.runs();
+}
+
+TEST(ResidencySchedules, OneRowAheadForMany) {
+  explore_ahead({.slots = 3, .resident = {{0, 3}, {1, 4}}, .wanted = {{2}, {2}, {2}}}, 3);
+}
+
+TEST(ResidencySchedules, AheadIntoTheLastFreeSlot) {
+  explore_ahead({.slots = 2, .resident = {{0, 3}}, .wanted = {{2, 3}, {3, 4}}}, 4);
+}
+
+TEST(ResidencySchedules, AheadOfWhatTheOtherEvicts) {
+  explore_ahead({.slots = 2, .resident = {{0, 3}, {1, 4}}, .wanted = {{2, 0}, {1, 3}}}, 4);
+}
+
+TEST(ResidencySchedules, AheadIntoAPoolInUse) {
+  explore_ahead({.slots = 2, .resident = {{0, kNow}, {1, kNow}}, .wanted = {{2}, {3, 2}}}, 4);
+}
+
+TEST(ResidencySchedules, AheadUpToACap) {
+  explore_ahead({.slots = 3, .resident = {{0, 3}}, .wanted = {{2, 3}, {4, 2}}, .cap = 1}, 4);
+}
+
+TEST(ResidencySchedules, RandomScenesAhead) {
+  std::mt19937 engine(2);
+  for (int i = 0; i < 60; ++i) {
+    Ahead scene{.slots = 1 + static_cast<std::int32_t>(engine() % 3), .resident = {}, .wanted = {}};
+    std::vector<std::int32_t> rows{0, 1, 2, 3, 4, 5};
+    std::ranges::shuffle(rows, engine);
+    for (std::size_t row = engine() % (at(scene.slots) + 1); row > 0; --row) {
+      const auto tick = 1 + static_cast<std::int32_t>(engine() % 9);
+      scene.resident.push_back(
+          {.row = rows[row], .tick = engine() % 3 == 0 && tick < kNow ? prefetched_at(tick) : tick});
+    }
+    scene.wanted.resize(2 + engine() % 2);
+    for (std::vector<std::int32_t>& wanted : scene.wanted) {
+      wanted.resize(1 + engine() % 3);
+      std::ranges::generate(wanted, [&] { return static_cast<std::int32_t>(engine() % 6); });
+    }
+    scene.cap = 1 + static_cast<std::int32_t>(engine() % 8);
+    explore_ahead(scene, 2);
+    ASSERT_FALSE(HasFailure()) << "scene " << i;
+  }
+}
+
 TEST(ResidencySchedules, RandomScenes) {
   std::mt19937 engine(1);
   for (int i = 0; i < 80; ++i) {

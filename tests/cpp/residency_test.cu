@@ -266,6 +266,78 @@ TEST_P(ResidencyThreads, KeepTheMapsWholeAndGetTheirRows) {
   EXPECT_EQ(fault, "") << "in call " << now - 1;
 }
 
+/// Prefetchers first, then blocks that recall some of what they fetched, tick after tick.
+TEST_P(ResidencyThreads, MayFetchAhead) {
+  const Crowd& crowd = GetParam();
+  Maps<LayerView> maps(crowd.slots, crowd.rows);
+  const LayerView layer = maps.layer();
+  std::mt19937 engine(2);
+  using TestPrefetcher = Prefetcher<LayerView, void (*)()>;
+  std::vector<TestBlock> blocks;
+  std::vector<TestPrefetcher> prefetchers;
+  std::int32_t used = 0;
+  std::int32_t now = 0;
+  std::int64_t operations = 0;
+  std::string fault;
+  bool ahead = false;  // which half of a tick it is
+  bool done = false;
+  void (*const pause)() = hold_up;
+  const auto next = [&]() noexcept {
+    if (ahead) {
+      std::int32_t fetched = 0;
+      for (const TestPrefetcher& prefetcher : prefetchers) {
+        fetched += prefetcher.fetched();
+      }
+      fault = fetched == used ? maps.fault(now, marks(now)) : "miscounted";
+    } else if (now > 0) {
+      fault = fault_of(crowd, maps, now, blocks);
+    }
+    done = !fault.empty() || operations >= 200'000;
+    ahead = !ahead;
+    if (ahead) {
+      ++now;
+      used = 0;
+      blocks.clear();
+      prefetchers.clear();
+      for (std::size_t i = 0; i < crowd.threads; ++i) {
+        std::vector<std::int32_t> rows(1 + engine() % 12);
+        std::ranges::generate(rows,
+                              [&] { return static_cast<std::int32_t>(engine() % static_cast<unsigned>(crowd.rows)); });
+        prefetchers.emplace_back(layer, std::move(rows), now, used,
+                                 TestPrefetcher::Limits{.at_once = 1 + engine() % 4,
+                                                        .window = crowd.windows.slots,
+                                                        .windows = 2,
+                                                        .cap = 1 + static_cast<std::int32_t>(engine() % 32)},
+                                 pause);
+      }
+    } else {
+      for (std::vector<std::int32_t>& rows : deal(crowd, engine)) {
+        operations += std::ssize(rows);
+        blocks.emplace_back(layer, std::move(rows), now, marks(now), pause);
+      }
+    }
+  };
+  next();
+  std::barrier barrier(static_cast<std::ptrdiff_t>(crowd.threads), next);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < crowd.threads; ++i) {
+    threads.emplace_back([&, i] {
+      while (!done) {
+        if (ahead) {
+          prefetchers[i].run(maps.content);
+        } else {
+          blocks[i].run(maps.content, crowd.windows);
+        }
+        barrier.arrive_and_wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(fault, "") << "in tick " << now;
+}
+
 INSTANTIATE_TEST_SUITE_P(Pools, ResidencyThreads,
                          ::testing::Values(Crowd{"AsSmallAsTheStepNeeds", 4, 24, 48, 24, 6, {4, 2}},
                                            Crowd{"AsSmallAsTheStepNeedsForTwo", 2, 3, 6, 3, 2, {2, 1}},

@@ -1,0 +1,285 @@
+// Sifting and prefetch inside score: scores keep their bits, candidates are exactly those above the bounds, and what is
+// fetched ahead leaves the layer whole, whatever the predictions are. Then select and recall on top of it.
+
+#include "cuda_score_sift_world.hpp"
+
+namespace echo::cuda_test {
+namespace {
+
+class CudaScoreSift : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (!IsSkipped() && !can_score_128()) {
+      GTEST_SKIP() << "no kernel that sifts for this device in this build";
+    }
+  }
+};
+
+ShapeView sift_shape(std::int32_t heads, std::int32_t top_k) {
+  ShapeView shape = shape_128(heads);
+  shape.row_format = RowFormat::raw;
+  shape.top_k = top_k;
+  return shape;
+}
+
+/// A world with random keys, and queries.
+struct Stage {
+  Stage(std::int32_t heads, std::int32_t top_k, const Sizes& sizes, unsigned seed)
+      : backend(make_cuda_backend(0, own_kernels())),
+        world(*backend, sift_shape(heads, top_k), sizes),
+        inputs(random_inputs(world, seed)),
+        queries(*backend, inputs.queries),
+        weights(*backend, inputs.weights),
+        engine(seed) {
+    auto keys = world.index_keys.read();
+    const auto block_bytes = static_cast<std::size_t>(world.index_block_bytes());
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const std::uint32_t code = engine() % 256;
+      keys[i] = static_cast<std::byte>(code % 128 == 127 ? 0U : code);
+      if (i % block_bytes >= 64 * kDim) {  // scales of 2^-7
+        keys[i] = static_cast<std::byte>(i % 4 == 3 ? 0x3C : 0);
+      }
+    }
+    world.index_keys.write(keys);
+  }
+
+  void sift(float cap) { world.sift(queries.data(), weights.data(), cap); }
+  /// Scores of the same without sifting.
+  std::vector<float> plain_scores() {
+    poison_scores();
+    backend->score(params_of(world, world.all_rows(), queries.data(), DType::f32, weights.data()));
+    world.plain_scores = world.scores.read();
+    return world.plain_scores;
+  }
+  void poison_scores() { world.scores.write(filled(world.scores.size(), std::numeric_limits<float>::infinity())); }
+
+  /// Exact k-th scores of each entry's last row, off by a factor.
+  std::vector<float> predictions(float factor) {
+    std::vector<float> values;
+    for (std::int32_t entry = 0; entry < world.sizes.batch; ++entry) {
+      const std::int32_t row = (entry + 1) * world.sizes.query_rows - 1;
+      const bool known = world.positions[static_cast<std::size_t>(row)] + 1 > world.shape.top_k;
+      values.push_back(known ? kth_of(world.scores_of(row), world.shape.top_k) * factor : NAN);
+    }
+    return values;
+  }
+
+  std::unique_ptr<Backend> backend;
+  SiftWorld world;
+  Inputs inputs;
+  DeviceArray<float> queries;
+  DeviceArray<float> weights;
+  std::mt19937 engine;
+};
+
+std::vector<std::int32_t> rows_behind(const std::vector<std::int32_t>& lengths, std::int32_t query_rows) {
+  std::vector<std::int32_t> positions;
+  for (const std::int32_t length : lengths) {
+    for (std::int32_t row = 0; row < query_rows; ++row) {
+      positions.push_back(length == kNone ? kNone : length - query_rows + row);
+    }
+  }
+  return positions;
+}
+
+/// Sifts rows of some lengths, with predictions off by a factor; returns how many rows were compared as a whole.
+int sift_rows(std::int32_t heads, const Sizes& sizes, const std::vector<std::int32_t>& lengths,
+              std::int32_t least_share, const std::vector<float>& factors) {
+  Stage stage(heads, 256, sizes, 61);
+  SiftWorld& world = stage.world;
+  world.least_share = least_share;
+  world.begin_sifting(1, rows_behind(lengths, sizes.query_rows));
+  const auto plain = stage.plain_scores();
+  int complete = 0;
+  for (const float factor : factors) {
+    const auto predictions = stage.predictions(factor);
+    world.predict(predictions);
+    stage.poison_scores();
+    stage.sift(0.0F);
+    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    complete += expect_right_sifts(world, predictions);
+    world.take_turns();
+    if (::testing::Test::HasFailure()) {
+      break;
+    }
+  }
+  return complete;
+}
+
+TEST_F(CudaScoreSift, ScoresKeepTheirBitsAndCandidatesAreExact) {
+  for (const auto& [heads, most_rows] : {std::pair{64, 4}, {32, 1}}) {
+    for (std::int32_t query_rows = 1; query_rows <= most_rows; ++query_rows) {
+      SCOPED_TRACE(query_rows);
+      sift_rows(heads, {.slots = 64, .batch = 7, .query_rows = query_rows, .table_stride = 400},
+                {25'600, 20'011, kNone, 12'345, 200, 14'097, 257}, 0, {1.0F, 0.97F});
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+}
+
+TEST_F(CudaScoreSift, LongRowsAreComparedAsAWhole) {
+  const int complete = sift_rows(64, {.slots = 64, .batch = 3, .query_rows = 1, .table_stride = 1600},
+                                 {102'400, 100'011, 99'000}, 24, {1.0F, 0.97F, 1.02F});
+  EXPECT_EQ(complete, 9);
+}
+
+TEST_F(CudaScoreSift, WhateverIsPredicted) {
+  const Sizes sizes{.slots = 64, .batch = 9, .query_rows = 1, .table_stride = 150};
+  Stage stage(64, 128, sizes, 62);
+  SiftWorld& world = stage.world;
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (int turn = 0; turn < 6; ++turn) {
+    std::vector<std::int32_t> lengths(9);
+    std::ranges::generate(lengths, [&] { return 1 + static_cast<std::int32_t>(stage.engine() % 9'600U); });
+    world.begin_sifting(turn + 1, rows_behind(lengths, 1));
+    const auto plain = stage.plain_scores();
+    auto predictions = stage.predictions(1.0F);
+    const float odd[] = {-kInf, kInf, NAN, 0.0F, -1e-30F, 1e30F, -1e30F};
+    for (float& value : predictions) {
+      const auto any = stage.engine() % 12U;
+      value = any < 7 ? odd[any] : value * (any == 7 ? 0.25F : any == 8 ? 4.0F : 1.0F);
+    }
+    world.predict(predictions);
+    stage.poison_scores();
+    stage.sift(1.0F);
+    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    expect_right_sifts(world, predictions);
+    world.check();
+    ASSERT_FALSE(HasFailure()) << turn;
+  }
+}
+
+TEST_F(CudaScoreSift, ManySessionsPerThreadBlock) {
+  const Sizes sizes{.slots = 64, .batch = 300, .query_rows = 1, .table_stride = 24};
+  Stage stage(32, 64, sizes, 63);
+  SiftWorld& world = stage.world;
+  std::vector<std::int32_t> lengths(300);
+  std::ranges::generate(lengths, [&] { return 1 + static_cast<std::int32_t>(stage.engine() % 1'536U); });
+  world.begin_sifting(1, rows_behind(lengths, 1));
+  const auto plain = stage.plain_scores();
+  const auto predictions = stage.predictions(1.0F);
+  world.predict(predictions);
+  stage.poison_scores();
+  stage.sift(0.0F);
+  EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+  const int complete = expect_right_sifts(world, predictions);
+  RecordProperty("complete", complete);
+}
+
+TEST_F(CudaScoreSift, EqualScoresOverflowTheListOrAreLeft) {
+  const Sizes sizes{.slots = 64, .batch = 3, .query_rows = 1, .table_stride = 200};
+  Stage stage(64, 128, sizes, 64);
+  SiftWorld& world = stage.world;
+  world.index_keys.write(std::vector<std::byte>(world.index_keys.size()));  // all scores are 0
+  const std::vector<float> predictions(3, 0.0F);
+  world.predict(predictions);
+  world.begin_sifting(1, rows_behind({12'800, 9'000, 129}, 1));
+  stage.plain_scores();
+  stage.sift(1.0F);
+  expect_right_sifts(world, predictions);
+  world.check();
+}
+
+/// Passes of a few sessions through small pools: score with prefetch, select, recall.
+void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned seed, bool shared_prefix) {
+  Stage stage(64, top_k, sizes, seed);
+  SiftWorld& world = stage.world;
+  std::mt19937& engine = stage.engine;
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(sizes.batch));
+  const auto capacity = static_cast<std::uint32_t>(sizes.score_stride());
+  std::ranges::generate(lengths, [&] { return static_cast<std::int32_t>(capacity - engine() % 64); });
+  std::vector<std::byte> kv(static_cast<std::size_t>(sizes.rows() * row_bytes_of(world.shape)));
+  std::vector<float> predictions;
+  std::int64_t fetched = 0;
+  std::int64_t used = 0;
+  std::int32_t tick = 0;
+  for (int pass = 0; pass < passes; ++pass) {
+    SCOPED_TRACE(pass);
+    tick += 1 + static_cast<std::int32_t>(engine() % 3);
+    for (std::int32_t& length : lengths) {
+      length = length + sizes.query_rows > static_cast<std::int32_t>(capacity) ? static_cast<std::int32_t>(capacity / 2)
+                                                                               : length + sizes.query_rows;
+    }
+    auto now = lengths;
+    now[engine() % now.size()] = engine() % 4 == 0 ? kNone : now[0];
+    world.begin_sifting(tick, rows_behind(now, sizes.query_rows));
+    if (shared_prefix) {  // entry 1 has the first half of entry 0's blocks
+      auto words = world.control.read();
+      const auto table = world.step().block_table - world.control.data();
+      for (std::int32_t i = 0; i < sizes.table_stride / 3; ++i) {
+        words[static_cast<std::size_t>(table + sizes.table_stride + i)] = words[static_cast<std::size_t>(table + i)];
+      }
+      world.control.write(words);
+    }
+    const auto plain = stage.plain_scores();
+    predictions = stage.predictions(engine() % 3 == 0 ? 0.98F : 1.0F);
+    if (engine() % 16 == 0) {
+      std::ranges::fill(predictions, engine() % 2 == 0 ? -1e30F : 0.0F);
+    }
+    world.predict(predictions);
+    const LayerCounters before = world.counted();
+    const auto resident_before = world.slot_of.read();
+    const float cap = engine() % 4 == 0 ? 0.001F : 1.0F;
+    stage.sift(cap);
+    std::int64_t tokens = 0;
+    for (const std::int32_t position : world.positions) {
+      tokens += position + 1;
+    }
+    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    expect_right_sifts(world, predictions);
+    world.check();
+    const LayerCounters after = world.counted();
+    EXPECT_LE(after.prefetched - before.prefetched, static_cast<std::int64_t>(cap * static_cast<float>(tokens) + 0.5F));
+    EXPECT_EQ(world.prefetched.read()[0], after.prefetched - before.prefetched);
+    EXPECT_EQ(after.hits, before.hits);
+    const auto resident = world.slot_of.read();
+    for (std::int32_t row = 0; row < sizes.rows(); ++row) {
+      if (const std::int32_t position = world.positions[static_cast<std::size_t>(row)]; position != kNone) {
+        const auto host = static_cast<std::size_t>(world.host_row_of(row, position));
+        EXPECT_TRUE(resident[host] < 0 || resident_before[host] >= 0) << "new row " << row << " was fetched";
+      }
+    }
+    ASSERT_FALSE(::testing::Test::HasFailure());
+
+    std::ranges::generate(kv, [&] { return static_cast<std::byte>(engine()); });
+    const DeviceArray rows(world.backend, kv);
+    world.select(world.all_rows());
+    world.append_and_recall(rows, DType::u8, true);
+    world.check();
+    const auto selection = world.selection.read();
+    const auto recalled = world.recalled_rows();
+    for (std::size_t i = 0; i < selection.size(); ++i) {
+      const auto row = static_cast<std::int32_t>(i) / top_k;
+      const std::int32_t expected = selection[i] == kNone ? kNone : world.host_row_of(row, selection[i]);
+      if (recalled[i] != expected) {
+        FAIL() << "entry " << i << ": row " << recalled[i] << ", expected " << expected;
+      }
+    }
+    const LayerCounters last = world.counted();
+    EXPECT_LE(last.prefetched_used - after.prefetched_used, after.prefetched - before.prefetched);
+    ASSERT_FALSE(::testing::Test::HasFailure());
+    fetched = last.prefetched;
+    used = last.prefetched_used;
+  }
+  ::testing::Test::RecordProperty("prefetched", std::to_string(fetched));
+  ::testing::Test::RecordProperty("used", std::to_string(used));
+  std::printf("prefetched %lld, used %lld, misses %lld\n", static_cast<long long>(fetched),
+              static_cast<long long>(used), static_cast<long long>(world.counted().misses));
+}
+
+TEST_F(CudaScoreSift, PrefetchIntoASmallPool) {
+  run_passes({.slots = 3 * 65, .batch = 3, .query_rows = 1, .table_stride = 128}, 64, 25, 65, false);
+}
+TEST_F(CudaScoreSift, PrefetchIntoARoomyPool) {
+  run_passes({.slots = 4000, .batch = 3, .query_rows = 1, .table_stride = 128}, 64, 25, 66, false);
+}
+TEST_F(CudaScoreSift, PrefetchOfSharedPrefixes) {
+  run_passes({.slots = 900, .batch = 4, .query_rows = 1, .table_stride = 96}, 96, 25, 67, true);
+}
+TEST_F(CudaScoreSift, PrefetchForSpeculation) {
+  run_passes({.slots = 2 * 3 * 65 + 10, .batch = 2, .query_rows = 3, .table_stride = 128}, 64, 25, 68, true);
+}
+
+}  // namespace
+}  // namespace echo::cuda_test

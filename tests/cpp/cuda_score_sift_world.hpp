@@ -1,0 +1,187 @@
+#pragma once
+// A world whose score sifts and prefetches: two sets of what it leaves, used in turns, and what must be true of them.
+
+#include <map>
+#include <set>
+
+#include "cuda_score_128_world.hpp"
+#include "kernels/sift_bounds.hpp"
+
+namespace echo::cuda_test {
+
+struct SiftWorld : World {
+  static constexpr std::int32_t kCapacityOfK = 3;  ///< candidates that a row has room for, in top_k
+
+  SiftWorld(Backend& backend_, const ShapeView& shape_, const Sizes& sizes_)
+      : World(backend_, shape_, sizes_),
+        sifts(backend_, std::vector<RowSift>(2 * static_cast<std::size_t>(sizes.rows()), poisoned())),
+        tokens(backend_, std::vector<ScoredToken>(static_cast<std::size_t>(sizes.rows() * capacity()), {0, kNone})),
+        predicted(backend_, std::vector<float>(2 * static_cast<std::size_t>(sizes.batch), NAN)),
+        prefetched(backend_, {77, 77}) {
+    for (std::size_t i = 0; i + 8 <= slab.bytes(); i += 8) {
+      const std::uint64_t word = (i + 1) * 0x9E3779B97F4A7C15ULL;
+      std::memcpy(slab.data() + i, &word, sizeof word);
+    }
+  }
+
+  std::int32_t capacity() const { return kCapacityOfK * shape.top_k; }
+
+  /// Begins a pass; the first call of it sifts into set 0.
+  void begin_sifting(std::int32_t tick, const std::vector<std::int32_t>& positions_) {
+    positions = positions_;
+    turn = 0;
+    begin(tick, positions);
+    backend.begin({.step = step(),
+                   .host_blocks = sizes.host_blocks(),
+                   .sift_rows = sifts.data(),
+                   .prefetched = prefetched.data()});
+  }
+  SiftView sift_view(float cap) {
+    const std::int32_t own = turn % 2;
+    const std::int32_t other = 1 - own;
+    return {.rows = sifts.data() + own * sizes.rows(),
+            .next_rows = sifts.data() + other * sizes.rows(),
+            .tokens = tokens.data(),
+            .capacity = capacity(),
+            .predicted = predicted.data() + 1,  // of the second of two layers
+            .predicted_stride = 2,
+            .prefetched = prefetched.data() + own,
+            .next_prefetched = prefetched.data() + other,
+            .prefetch_cap = cap,
+            .least_share = least_share};
+  }
+  /// Predicted k-th score of each session.
+  void predict(const std::vector<float>& values) {
+    std::vector<float> all(2 * values.size(), 1e30F);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      all[2 * i + 1] = values[i];
+    }
+    predicted.write(all);
+  }
+  void sift(const float* queries, const float* weights, float cap) {
+    auto params = params_of(*this, all_rows(), queries, DType::f32, weights);
+    params.sift = sift_view(cap);
+    backend.score(params);
+  }
+  /// Behind a call: the next one has what this one zeroed.
+  void take_turns() { ++turn; }
+
+  std::vector<float> scores_of(std::int32_t row) const {
+    const auto first = plain_scores.begin() + row * sizes.score_stride();
+    return {first, first + positions[static_cast<std::size_t>(row)] + 1};
+  }
+  std::int32_t host_row_of(std::int32_t row, std::int32_t position) const {
+    const auto words = control.read();
+    const auto table = step().block_table - control.data();
+    return echo::host_row(words.data() + table + row / sizes.query_rows * sizes.table_stride, position);
+  }
+
+  DeviceArray<RowSift> sifts;
+  DeviceArray<ScoredToken> tokens;
+  DeviceArray<float> predicted;
+  DeviceArray<std::int32_t> prefetched;
+  std::vector<std::int32_t> positions;
+  std::vector<float> plain_scores;  ///< of the pass
+  std::int32_t turn = 0;
+  std::int32_t least_share = 0;  ///< sift however little there is
+
+ private:
+  static RowSift poisoned() {
+    RowSift sift;
+    std::memset(&sift, 0x55, sizeof sift);
+    return sift;
+  }
+};
+
+/// The k-th largest score of each row.
+inline float kth_of(std::vector<float> scores, std::int32_t k) {
+  std::ranges::nth_element(scores, scores.begin() + (k - 1),
+                           [](float a, float b) { return ordered_key(a) > ordered_key(b); });
+  return scores[static_cast<std::size_t>(k - 1)];
+}
+
+/// What one row's sift must be, given its scores. Returns whether all of the row was compared.
+inline bool expect_right_sift(const SiftWorld& world, std::int32_t row, const RowSift& sift, float predicted,
+                              const std::vector<ScoredToken>& listed) {
+  SCOPED_TRACE(row);
+  const auto scores = world.scores_of(row);
+  const auto length = static_cast<std::int32_t>(scores.size());
+  if (length <= world.shape.top_k || std::isnan(predicted)) {
+    EXPECT_EQ(sift.sampled, 0);
+    EXPECT_EQ(sift.bounds, 0U);
+    EXPECT_EQ(sift.compared, 0);
+    EXPECT_EQ(sift.found, 0);
+    return false;
+  }
+  std::vector<std::int32_t> bins(kSiftBins, 0);
+  std::int32_t sampled = 0;
+  const std::int32_t first = first_bin(predicted);
+  // All rows of an entry have the sample of the last.
+  const std::int32_t last = (row / world.sizes.query_rows + 1) * world.sizes.query_rows - 1;
+  const std::int32_t from = first_sampled(world.positions[static_cast<std::size_t>(last)] / kTokensPerBlock + 1);
+  for (std::int32_t token = 0; token < length; ++token) {
+    if (token / kTokensPerBlock % kSampleEvery == from) {
+      ++sampled;
+      const std::int32_t bin = bin_of(ordered_key(scores[static_cast<std::size_t>(token)]), first);
+      bins[static_cast<std::size_t>(bin)] += bin > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(sampled, sample_of(length, from));
+  EXPECT_EQ(sift.sampled, sampled);
+  EXPECT_TRUE(std::equal(bins.begin(), bins.end(), sift.histogram));
+  const auto low = static_cast<std::uint32_t>(sift.bounds);
+  const auto high = static_cast<std::uint32_t>(sift.bounds >> 32);
+  if (sift.bounds == 0U) {
+    EXPECT_EQ(sift.compared, 0);
+    EXPECT_EQ(sift.found, 0);
+    return false;
+  }
+  EXPECT_GT(low, 0U);
+  EXPECT_GE(high, low);
+  EXPECT_LE(sift.compared, length);
+  std::map<std::int32_t, std::uint32_t> expected;
+  for (std::int32_t token = 0; token < length; ++token) {
+    const std::uint32_t key = ordered_key(scores[static_cast<std::size_t>(token)]);
+    if (key >= low) {
+      expected[token] = key;
+    }
+  }
+  EXPECT_LE(sift.found, std::ssize(expected));
+  if (sift.compared == length) {
+    EXPECT_EQ(sift.found, std::ssize(expected));
+  }
+  std::set<std::int32_t> seen;
+  for (std::int32_t i = 0; i < std::min(sift.found, world.capacity()); ++i) {
+    const ScoredToken& token = listed[static_cast<std::size_t>(row * world.capacity() + i)];
+    const auto found = expected.find(token.position);
+    if (found == expected.end() || found->second != token.key || !seen.insert(token.position).second) {
+      ADD_FAILURE() << "candidate " << i << " of " << sift.found << ": position " << token.position;
+      break;
+    }
+  }
+  return sift.compared == length;
+}
+
+/// Checks what the last call left; returns how many rows were compared as a whole.
+inline int expect_right_sifts(const SiftWorld& world, const std::vector<float>& predictions) {
+  const auto sifts = world.sifts.read();
+  const auto listed = world.tokens.read();
+  const std::int32_t rows = world.sizes.rows();
+  int complete = 0;
+  for (std::int32_t row = 0; row < rows; ++row) {
+    const RowSift& own = sifts[static_cast<std::size_t>(world.turn % 2 * rows + row)];
+    const RowSift& next = sifts[static_cast<std::size_t>((1 - world.turn % 2) * rows + row)];
+    const RowSift zero{};
+    EXPECT_EQ(std::memcmp(&next, &zero, sizeof zero), 0) << "the next call's row " << row;
+    if (world.positions[static_cast<std::size_t>(row)] == kNone) {
+      EXPECT_EQ(std::memcmp(&own, &zero, sizeof zero), 0) << "padding row " << row;
+      continue;
+    }
+    const float predicted = predictions[static_cast<std::size_t>(row / world.sizes.query_rows)];
+    complete += expect_right_sift(world, row, own, predicted, listed) ? 1 : 0;
+  }
+  EXPECT_EQ(world.prefetched.read()[static_cast<std::size_t>(1 - world.turn % 2)], 0);
+  return complete;
+}
+
+}  // namespace echo::cuda_test
