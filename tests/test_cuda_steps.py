@@ -65,6 +65,30 @@ def test_replays_do_what_eager_steps_do(make_rig, row_format, query_rows):
         assert all(layer.evictions > 0 for layer in rig.runtime.stats().layers)
 
 
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+def test_steps_run_on_the_stream_that_was_set(make_rig, captured):
+    """Where torch's current stream is another one, and the set one is busy when a step is called."""
+    shape = full_width_shape("fp8_656", index_dim=128)
+    usual = make_rig(shape, model={"dtype": torch.bfloat16})
+    own = make_rig(shape, model=usual.model)
+    stream = torch.cuda.Stream()
+    own.runtime.use_stream(stream.cuda_stream)
+    own.runtime.capture(own.model, [2])
+    for rig in (usual, own):
+        for i in range(2):
+            opened(rig, 200, tokens_of(i, 60))
+    for token in range(20):
+        expected = usual.runtime.step(batch_of(usual.pairs, token), usual.model)
+        usual.runtime.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(2_000_000)  # a millisecond
+        given = own.runtime.step(batch_of(own.pairs, token), None if captured else own.model)
+        own.runtime.synchronize()
+        stream.synchronize()
+        assert_same_bits(given, expected)
+    assert_same_mirrors(own, usual)
+
+
 def test_a_steady_captured_step_is_one_copy_and_one_launch(make_rig, device, tmp_path):
     """Pitfall 13: no synchronisation, no allocation, no pageable copy; by what CUPTI saw of 100 steps."""
     steps = 100

@@ -220,6 +220,7 @@ TimedGraph& RecallCase::graph(Kind kind, std::int32_t blocks) {
   Captured& captured = graphs_.at(static_cast<std::size_t>(kind));
   if (captured.graph == nullptr || captured.blocks != blocks) {
     captured.graph = std::make_unique<TimedGraph>(stream_.get(), [this, kind, blocks] {
+      const UnbrokenVerbs unbroken(*backend_);
       for (std::int32_t layer = 0; layer < kLayers; ++layer) {
         call(kind, layer, blocks);
       }

@@ -120,6 +120,7 @@ void StepCase::call(const EchoStepReplay& what, std::int32_t layer) {
                   what.blocks, context());
     return;
   }
+  const UnbrokenVerbs unbroken(*backend_);  // of a layer, as in ForwardPass::attention
   const bool offloads = part != StepPart::without_offload;
   if (part == StepPart::nothing) {
     return;

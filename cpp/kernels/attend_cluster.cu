@@ -79,27 +79,6 @@ Kernel kernel_for(const ShapeView& shape) {
   }
 }
 
-/// A launch of so many clusters of `splits` blocks, which may begin while the kernel before it ends.
-struct ClusterLaunch {
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2] = {};
-
-  ClusterLaunch(std::int32_t splits, std::int64_t clusters, cudaStream_t stream) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(static_cast<unsigned>(clusters * splits));
-    config.blockDim = kThreads;
-    config.dynamicSmemBytes = sizeof(Shared);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-  }
-  ClusterLaunch(const ClusterLaunch&) = delete;
-  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
-};
-
 void require_aligned(const char* what, const void* pointer) {
   if (reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
     throw InvalidArgument(std::string(what) + ": the array has to be aligned to 16 bytes");
@@ -119,7 +98,7 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
   }
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  const ClusterLaunch launch(splits, 1, nullptr);
+  const ClusterLaunch launch({}, splits, 1, kThreads, sizeof(Shared));
   int clusters = 0;
   ECHO_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config));
   return {.splits = splits, .clusters = clusters};
@@ -141,7 +120,7 @@ void launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& 
   if (work.clusters == 0) {
     return;
   }
-  const ClusterLaunch launch(plan.splits, work.clusters, context.stream);
+  const ClusterLaunch launch(context, plan.splits, work.clusters, kThreads, sizeof(Shared));
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, kernel_for(params.shape), params, work, context.errors));
 }
 

@@ -69,11 +69,11 @@ CudaBackend::CudaBackend(int device, bool own_kernels)
       stream_(own_stream_.get()),
       device_memory_(device),
       pinned_memory_(device) {
-  require_device_code(device);
+  const int code = require_device_code(device);
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
   int major = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  early_launches_ = major >= 9;
+  early_launches_ = major >= 9 && code >= 90;
 }
 
 CudaBackend::~CudaBackend() { retire(); }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/attend_cluster.hpp"
@@ -59,6 +60,11 @@ class CudaBackend final : public Backend {
   void commit(const CommitParams& params) override;
   void release(std::span<const LayerView> layers, std::span<const RowRun> rows) override;
 
+  void unbroken(bool on) override {
+    unbroken_ = on;
+    follows_ = false;
+  }
+
   void synchronize() override;
   void wait() override;
   void retire() noexcept override;
@@ -68,7 +74,10 @@ class CudaBackend final : public Backend {
   std::function<void()> capture(const std::function<void()>& body) override;
 
  private:
-  LaunchContext context() const { return {stream_, multiprocessors_, errors_.view(), early_launches_}; }
+  LaunchContext context() {
+    const bool follows = std::exchange(follows_, unbroken_);
+    return {stream_, multiprocessors_, errors_.view(), early_launches_ && follows};
+  }
   /// The working memory. StateError before prepare, and InvalidArgument where a call exceeds what
   /// was prepared for.
   const Scratch& scratch() const;
@@ -85,7 +94,9 @@ class CudaBackend final : public Backend {
   bool own_kernels_;
   std::string name_;
   int multiprocessors_ = 0;
-  bool early_launches_ = false;
+  bool early_launches_ = false;  ///< whether the device can do that
+  bool unbroken_ = false;
+  bool follows_ = false;  ///< the launch before was a verb's
   Stream own_stream_;
   cudaStream_t stream_;
   Stream counter_stream_;  ///< beside the steps

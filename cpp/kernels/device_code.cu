@@ -12,7 +12,7 @@ __global__ void any_kernel() {}
 
 }  // namespace
 
-void require_device_code(int device) {
+int require_device_code(int device) {
   cudaFuncAttributes attributes{};
   const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(any_kernel));
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
@@ -28,6 +28,7 @@ void require_device_code(int device) {
                        architecture);
   }
   ECHO_CUDA_CHECK(error);
+  return attributes.ptxVersion;
 }
 
 }  // namespace echo

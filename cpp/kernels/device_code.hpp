@@ -3,6 +3,7 @@
 namespace echo {
 
 /// Throws NotSupported if this build has no machine code for the device, which has to be current.
-void require_device_code(int device);
+/// Returns the architecture that this code was compiled for, as 10 x major + minor.
+int require_device_code(int device);
 
 }  // namespace echo

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "kernels/cuda_check.hpp"
@@ -26,23 +27,52 @@ void launch(const LaunchContext& context, void (*kernel)(Parameters...), dim3 gr
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
-/// Likewise, for a kernel that may begin while the one before it on the stream ends: all its threads have to
-/// wait_for_kernel_before.
-template <typename... Parameters, typename... Arguments>
-void launch_early(const LaunchContext& context, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                  std::size_t shared_bytes, Arguments&&... arguments) {
+/// The attribute of a launch that need not wait for the end of the one before.
+inline cudaLaunchAttribute early_launch() {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
+  return early;
+}
+
+/// Likewise, for a kernel that may begin while the one before it on the stream ends, where the context says so: all its
+/// threads have to wait_for_kernel_before.
+template <typename... Parameters, typename... Arguments>
+void launch_early(const LaunchContext& context, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                  std::size_t shared_bytes, Arguments&&... arguments) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
+    return;
+  }
+  cudaLaunchAttribute early = early_launch();
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = context.stream;
   config.attrs = &early;
-  config.numAttrs = context.early_launches ? 1 : 0;
+  config.numAttrs = context.early ? 1 : 0;
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
+
+/// A launch of clusters of `blocks` thread blocks each, likewise early.
+struct ClusterLaunch {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[2] = {{}, early_launch()};
+
+  ClusterLaunch(const LaunchContext& context, std::int32_t blocks, std::int64_t clusters, std::int32_t threads,
+                std::size_t shared_bytes) {
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+    config.gridDim = dim3(static_cast<unsigned>(blocks * clusters));
+    config.blockDim = static_cast<unsigned>(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = context.stream;
+    config.attrs = attributes;
+    config.numAttrs = context.early ? 2 : 1;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;
+  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+};
 
 /// In a kernel of launch_early: until what ran before on the stream has ended and its writes are seen. Nothing that a
 /// kernel writes may be read, and nothing written, before.

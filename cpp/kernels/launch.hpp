@@ -11,7 +11,7 @@ struct LaunchContext {
   cudaStream_t stream;
   int multiprocessors;  ///< of the device: grids that loop over their work are sized by it
   KernelErrorView errors;
-  bool early_launches = false;  ///< whether the device can launch a kernel before the one ahead of it has ended
+  bool early = false;  ///< the launch before is one of this backend, and a kernel may begin before it has ended
 };
 
 }  // namespace echo

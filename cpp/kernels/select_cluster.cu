@@ -88,29 +88,8 @@ Layout layout_of(const SelectParams& params) {
   return {};
 }
 
-/// A launch of a cluster of so many blocks per row, which may begin while the kernel before it ends.
-struct ClusterLaunch {
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2] = {};
-
-  ClusterLaunch(std::int32_t blocks, std::int32_t rows, std::size_t shared_bytes, cudaStream_t stream) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(static_cast<unsigned>(blocks) * static_cast<unsigned>(rows));
-    config.blockDim = kThreads;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-  }
-  ClusterLaunch(const ClusterLaunch&) = delete;
-  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
-};
-
 int clusters_at_once(std::int32_t blocks) {
-  const ClusterLaunch launch(blocks, 1, kSharedBytes, nullptr);
+  const ClusterLaunch launch({}, blocks, 1, kThreads, kSharedBytes);
   int clusters = 0;
   ECHO_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, select_cluster, &launch.config));
   return clusters;
@@ -137,7 +116,7 @@ SelectClusterPlan plan_select_cluster(int device) {
   cudaFuncAttributes attributes{};
   const auto* kernel = reinterpret_cast<const void*>(select_cluster);
   ECHO_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-  if (major < 9 || attributes.binaryVersion < 90) {
+  if (major < 9 || attributes.ptxVersion < 90) {
     return {};
   }
   int shared_bytes = 0;
@@ -167,7 +146,7 @@ void launch_select_cluster(const SelectParams& params, const SelectClusterPlan& 
   }
   const Layout layout = layout_of(params);
   const std::int32_t blocks = blocks_per_row(params, plan, context.multiprocessors);
-  const ClusterLaunch launch(blocks, params.block.count, layout.bytes(), context.stream);
+  const ClusterLaunch launch(context, blocks, params.block.count, kThreads, layout.bytes());
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, select_cluster, params, layout, context.errors));
 }
 

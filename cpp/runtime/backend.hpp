@@ -76,6 +76,10 @@ class Backend {
   /// The given host rows lose their slots in each of the layers. No data moves.
   virtual void release(std::span<const LayerView> layers, std::span<const RowRun> rows) = 0;
 
+  /// While this is on, nothing but this backend's verbs works on the stream. A verb may then begin while the one before
+  /// it ends: what a kernel of somebody else leaves behind when it lets others begin, nobody knows.
+  virtual void unbroken(bool /*on*/) {}
+
   /// Waits until everything called so far has happened; throws what went wrong in it.
   virtual void synchronize() = 0;
   /// The same, but leaves what kernels found wrong to be thrown by the next pass or synchronize().
@@ -90,6 +94,18 @@ class Backend {
   /// Records `body` (verbs and whatever a model does) and returns what replays it. The CPU backend replays by
   /// running it again.
   virtual std::function<void()> capture(const std::function<void()>& body) = 0;
+};
+
+/// A sequence of verbs that nothing comes between, as long as this lives.
+class UnbrokenVerbs {
+ public:
+  explicit UnbrokenVerbs(Backend& backend) : backend_(backend) { backend_.unbroken(true); }
+  ~UnbrokenVerbs() { backend_.unbroken(false); }
+  UnbrokenVerbs(const UnbrokenVerbs&) = delete;
+  UnbrokenVerbs& operator=(const UnbrokenVerbs&) = delete;
+
+ private:
+  Backend& backend_;
 };
 
 }  // namespace echo

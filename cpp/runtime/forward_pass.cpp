@@ -37,6 +37,7 @@ void ForwardPass::attention(std::int32_t layer, const LayerInputs& in, const Arr
   // While decoding, new rows need slots like the rows that are recalled: one call gives both.
   const bool with_recall = !is_prefill();
   const Array later = with_recall ? in.kv : Array{};
+  const UnbrokenVerbs unbroken(state_->backend);
   state_->append(layer, with_recall ? Array{} : in.kv, in.index_key);
   for (const RowBlock rows : blocks()) {
     const BlockView block = state_->view_of(rows);

@@ -272,9 +272,9 @@ class Runtime:
         """Sets the CUDA stream that later calls work on.
 
         Args:
-            stream: cudaStream_t as an integer; it must live until the next `use_stream` or `close`. None, the
-                default, means torch's current stream at each call if torch with CUDA is loaded, else a stream of the
-                runtime's own.
+            stream: cudaStream_t as an integer; it must live until the next `use_stream` or `close`. It is torch's
+                current stream while a forward runs. None, the default, means torch's current stream at each call if
+                torch with CUDA is loaded, else a stream of the runtime's own.
         """
         self._stream = stream
         if stream is not None:
@@ -287,12 +287,25 @@ class Runtime:
             raise StateError("runtime: another call is still running; calls must not overlap")
         try:
             self._output = None
-            if self._stream is None and self.device != "cpu" and (torch := _torch_with_cuda()) is not None:
-                self._core.use_stream(torch.cuda.current_stream(self.device).cuda_stream)
-            yield
+            torch = None if self.device == "cpu" else _torch_with_cuda()
+            if torch is None:
+                yield
+            else:
+                stream = self._torch_stream(torch)
+                self._core.use_stream(stream.cuda_stream)
+                with torch.cuda.stream(stream):  # the forward's own kernels and replays go there, too
+                    yield
         finally:
             self._output = None
             self._running.release()
+
+    def _torch_stream(self, torch: Any) -> Any:
+        """The stream that calls work on: that of `use_stream`, else torch's current one."""
+        if self._stream is None:
+            return torch.cuda.current_stream(self.device)
+        if self._stream == 0:
+            return torch.cuda.default_stream(self.device)
+        return torch.cuda.ExternalStream(self._stream, device=self.device)
 
     def _eager(self, forward: Forward | None) -> Callable[[ForwardPass], None] | None:
         """The forward, with what it returns put aside for the caller of the pass."""
@@ -320,7 +333,8 @@ class Runtime:
         import torch
 
         stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        own = self._torch_stream(torch)
+        stream.wait_stream(own)
         runtime = weakref.ref(self)
 
         def capturer(body: Callable[[], None]) -> Callable[[], None]:
@@ -339,9 +353,8 @@ class Runtime:
         self._core.use_stream(stream.cuda_stream)
         with torch.cuda.stream(stream):
             self._core.capture(self._captured(query_rows), batch_sizes, query_rows, capturer)
-        current = torch.cuda.current_stream(self.device)
-        current.wait_stream(stream)
-        self._core.use_stream(current.cuda_stream if self._stream is None else self._stream)
+        own.wait_stream(stream)
+        self._core.use_stream(own.cuda_stream)
 
 
 def _torch_with_cuda() -> Any:
