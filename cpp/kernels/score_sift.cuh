@@ -1,6 +1,6 @@
 #pragma once
-// The sifting warps of score: they read finished scores back (from the L2 cache), lag behind the multiplying warps and
-// cannot hold them up. Two of the loading warps do it, and load queries in between.
+// The sifting warps of score: they read finished scores back (from the L2 cache) and lag behind the multiplying warps,
+// which only store how far they are. Two of the loading warps do it, and load queries in between.
 //
 // First they count the scores of the sample in bins, row by row, and add the counts to the row's in global memory. When
 // a row's sample is there, whoever sees it first sets the row's bounds (sift_bounds.hpp). Then they compare the scores
@@ -8,9 +8,10 @@
 // with one atomic operation; those for prefetch also to a ring, from which the third loading warp takes them
 // (score_prefetch.cuh). If there are no bounds when the run has been scored, it is left: select will see that not all
 // was compared.
-// Cost: a row's scores are read 1 1/8 times, 512 at once by a warp. Measured on an H200, that takes a warp 2.8 us, mostly
-// its own chain of instructions: two warps need 80 us for 13 x 100K tokens, which are scored in 49. So the CUDA backend
-// does not ask for it (Backend::sifts) until there are more such warps, or the multiplying ones compare.
+// Cost: a row's scores are read 1 1/8 times, 512 at once by a warp. Measured on an H200, that takes a warp 2.8 us,
+// mostly its own chain of instructions: two warps need 80 us for 13 x 100K tokens, which are scored in 49, and thread
+// blocks with two groups wait for queries meanwhile. So the CUDA backend does not ask for it (Backend::sifts) until
+// there are more such warps, or the multiplying ones compare.
 
 #include "kernels/score_bounds.cuh"
 #include "kernels/score_chunk.cuh"
