@@ -65,6 +65,7 @@ def served(device, slots, most, resident=False, tokens=None, load=LOAD, **more):
         server._close = noted
         server._run = lambda steps: ran.append(steps) or run(steps)
         timed = server.serve(stretches, sample(stretches, 0), resident)
+        server.runtime.synchronize()
         stats = server.runtime.stats()
         assert stats.sessions == len(load.lengths) and not server._running
         assert ran == [stretch.steps for stretch in stretches] and stats.steps > sum(ran)

@@ -232,6 +232,7 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
     slot_word(layer, rows[i]).store(failed_at(now), cuda::memory_order_relaxed);
     slots[i] = kNone;
   }
+  __syncwarp();  // all lanes together to the barrier behind which the slots are read
   return shared.given - shared.popped;
 }
 

@@ -225,7 +225,7 @@ void CudaBackend::select(const SelectParams& params) {
 void CudaBackend::recall(const RecallParams& params) {
   const DeviceGuard guard(device_);
   check_rows(params.layer, params.step.rows, params.block.count, params.kv, params.kv_dtype);
-  launch_recall(params, context());
+  launch_recall(params, context(/*waits=*/true));
 }
 
 void CudaBackend::attend(const AttendParams& params) {

@@ -74,9 +74,10 @@ class CudaBackend final : public Backend {
   std::function<void()> capture(const std::function<void()>& body) override;
 
  private:
-  LaunchContext context() {
+  /// `waits`: for a kernel that waits for the one before by itself.
+  LaunchContext context(bool waits = false) {
     const bool follows = std::exchange(follows_, unbroken_);
-    return {stream_, multiprocessors_, errors_.view(), early_launches_ && follows};
+    return {stream_, multiprocessors_, errors_.view(), early_launches_ && follows && waits};
   }
   /// The working memory. StateError before prepare, and InvalidArgument where a call exceeds what
   /// was prepared for.

@@ -243,8 +243,7 @@ TEST_F(CudaScore128, BitsDependOnQueryAndKeyAlone) {
 }
 
 TEST_F(CudaScore128, TheSettingDecidesWhichKernelScores) {
-  const RuntimeConfig generic;
-  for (const RuntimeConfig& config : {generic, own_kernels()}) {
+  for (const RuntimeConfig& config : {generic_kernels(), own_kernels()}) {
     Pair pair(shape_128(64), {.batch = 2, .table_stride = 1}, config);
     set_integer_keys(pair, 55);
     const DeviceArray queries(pair.gpu.backend, filled(2 * 64 * kDim + 1, 1.0F));

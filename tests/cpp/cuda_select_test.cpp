@@ -13,7 +13,7 @@ using CudaSelect = CudaTest;
 struct Three {
   Three(std::int32_t top_k, const SelectSizes& sizes_)
       : sizes(sizes_),
-        backends{make_cpu_backend(2), make_cuda_backend(0, {}), make_cuda_backend(0, own_kernels())},
+        backends{make_cpu_backend(2), make_cuda_backend(0, generic_kernels()), make_cuda_backend(0, own_kernels())},
         cpu(*backends[0], top_k, sizes),
         general(*backends[1], top_k, sizes),
         own(*backends[2], top_k, sizes) {}

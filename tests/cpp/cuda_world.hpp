@@ -276,16 +276,18 @@ class World {
   }
 };
 
-/// With the kernel that is meant here.
-inline RuntimeConfig own_kernels() {
+inline RuntimeConfig kernels_of(const char* which) {
   RuntimeConfig config;
-  config.kernels = "auto";
+  config.kernels = which;
   return config;
 }
+/// With the kernels made for the GPU's architecture, and with those for any.
+inline RuntimeConfig own_kernels() { return kernels_of("auto"); }
+inline RuntimeConfig generic_kernels() { return kernels_of("generic"); }
 
 /// The same world on the CPU and on the GPU.
 struct Pair {
-  Pair(const ShapeView& shape, const Sizes& sizes, const RuntimeConfig& config = {})
+  Pair(const ShapeView& shape, const Sizes& sizes, const RuntimeConfig& config = generic_kernels())
       : cpu_backend(make_cpu_backend(1)),
         gpu_backend(make_cuda_backend(0, config)),
         cpu(*cpu_backend, shape, sizes),
