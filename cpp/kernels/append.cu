@@ -54,7 +54,6 @@ __device__ void put_key(const AppendParams& p, std::int32_t row, const KernelErr
 
 __global__ __launch_bounds__(kAppendThreads, 1) void append(AppendParams p, KernelErrorView errors) {
   __shared__ AppendShared shared;
-  let_next_kernel_begin();
   const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kAppendRows;
   const std::int32_t row = first + warp_index();
   if (p.index_key != nullptr && warp_index() < kAppendRows && row < p.step.rows) {
