@@ -303,6 +303,7 @@ def test_all_regimes_and_a_trace_without_scores(capsys, tmp_path):
         (("glm", "--plot", "picture"), "plot"),
         (("glm", "--seed", "-1"), "seed"),
         (("glm", "--top-k", "99999999"), "top_k"),
+        (("glm", "--steps", "2000000000"), "top_k"),
         (("code", "--steps", "10"), "steps"),
         (("code", "prose", "--recency", "0"), "recency"),
         ((".",), "path"),

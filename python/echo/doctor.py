@@ -113,11 +113,14 @@ def _gpu(report: echo.DeviceReport) -> list[tuple[str, str]]:
     return lines
 
 
-_BUILD_VARIABLES = {"ECHO_CUDA", "ECHO_CUDA_ARCHITECTURES", "ECHO_WERROR"}
+_NO_SETTINGS = {  # of the build and of bench/
+    "ECHO_CUDA", "ECHO_CUDA_ARCHITECTURES", "ECHO_WERROR",
+    "ECHO_BENCH_LIBRARY", "ECHO_COMMAND", "ECHO_COMMIT", "ECHO_RESULTS",
+}  # fmt: skip
 
 
 def _advice(report: echo.DeviceReport) -> list[str]:
-    known = _BUILD_VARIABLES | {f"ECHO_{field.name.upper()}" for field in echo.config_fields()}
+    known = _NO_SETTINGS | {f"ECHO_{field.name.upper()}" for field in echo.config_fields()}
     found = [f"{name} is set, but there is no such setting" for name in sorted(os.environ)
              if name.startswith("ECHO_") and name not in known]  # fmt: skip
     if report.devices and report.problem:

@@ -119,16 +119,17 @@ def generate(
     ):
         if not least <= value <= most:
             raise InvalidArgument(f"{name}: {value} given, expected {least} to {most}")
-    context = np.full(steps, length, np.int32)
-    if recency:
-        context += np.arange(steps, dtype=np.int32)
-    kept = int(context[-1]) if ranks == ALL else min(max(ranks, top_k), int(context[-1]))
+    last = length + steps - 1 if recency else length
+    kept = last if ranks == ALL else min(max(ranks, top_k), last)
     needed, free = _BYTES_PER_RANK * steps * layers * kept, machine_limits("cpu").host_bytes
     if free and needed > free:
         raise CapacityError(
             f"top_k: {top_k} given with {steps} steps, which take {needed / 2**30:,.0f} GiB here, there are "
             f"{free / 2**30:,.0f}"
         )
+    context = np.full(steps, length, np.int32)
+    if recency:
+        context += np.arange(steps, dtype=np.int32)
     ranked = np.full((steps, layers, kept), -1, np.int32)
     scores = np.full((steps, layers, kept), np.nan, np.float32)
     for layer in range(layers):
