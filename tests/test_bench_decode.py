@@ -203,8 +203,12 @@ def test_it_is_recorded(monkeypatch, tmp_path):
         ("--added", "-1", "added"),
         ("--host-memory", "1K", "host_memory"),
         ("--json", "/nowhere/at/all.json", "json"),
+        ("--plot", "picture.foo", "plot"),
+        ("--seed", "-1", "seed"),
+        ("--device", "gpu", "device"),
+        ("--threshold-alpha", "2", "threshold_alpha"),
     ],
 )
 def test_nonsense_is_refused_by_name(capsys, flag, value, named):
     assert cli.main([*SMALL, "--device", "cpu", f"{flag}={value}"]) == 1
-    assert capsys.readouterr().err.startswith(f"echo-kv bench: {named}: ")
+    assert capsys.readouterr().err.startswith(f"echo-kv bench decode: {named}: ")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +25,54 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 PLAN = ("plan", "--gpu-memory", "20G", "--host-memory", "110G", "--host-tokens", "1000000", "--max-batch", "13")
+
+
+COMMANDS = [
+    ("demo",),
+    ("doctor",),
+    ("plan",),
+    ("profile",),
+    ("record", "--out", "trace.npz"),
+    ("replay", "glm"),
+    ("bench", "decode", "--quick"),
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_device_that_is_not_given_comes_from_the_variable(capsys, monkeypatch, tmp_path, arguments):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ECHO_DEVICE", "gpu")
+    status, out, err = run(capsys, *arguments)
+    assert status == 1 and "ECHO_DEVICE: 'gpu' given, expected auto, cpu, cuda or cuda:N" in out + err
+    monkeypatch.setenv("ECHO_DEVICE", "cuda:99")
+    status, out, err = run(capsys, *arguments)
+    named = "ECHO_DEVICE" if arguments[0] == "doctor" else "device"
+    assert status == 1 and f"{named}: 'cuda:99' given, but this build and machine offer" in out + err
+
+
+@pytest.mark.parametrize("arguments", [*COMMANDS, ("policies",), ("predictor",), ("cmake-dir",)])
+def test_flags_are_written_out_and_unknown_ones_show_the_commands_usage(capsys, arguments):
+    name = " ".join(("echo-kv", *itertools.takewhile(str.isalpha, arguments[:2]))) if arguments[0] == "bench" else None
+    for flag in ("--no-such-flag", "--devi=cpu", "--js=figures.json"):
+        with pytest.raises(SystemExit):
+            cli.main([*arguments, flag])
+        err = capsys.readouterr().err
+        assert err.startswith(f"usage: {name or f'echo-kv {arguments[0]}'} [-h]") and flag in err
+
+
+def test_torchs_threads_do_not_spin():
+    program = "import os, echo.cli; print(os.environ['OMP_WAIT_POLICY'])"
+    unset = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for given, expected in ((unset, "passive"), ({**unset, "OMP_WAIT_POLICY": "active"}, "active")):
+        found = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == expected
+
+
+def test_files_that_fail_and_memory_that_is_missing_are_no_tracebacks(capsys, monkeypatch):
+    for error in (OSError(28, "No space left on device"), MemoryError("Unable to allocate 3 TiB")):
+        monkeypatch.setattr("echo.cli._print_cmake_dir", lambda _, error=error: (_ for _ in ()).throw(error))
+        status, _, err = run(capsys, "cmake-dir")
+        assert status == 1 and err.startswith("echo-kv cmake-dir: ") and str(error) in err
 
 
 def test_a_plan_shows_every_allocation_and_what_fits(capsys):
@@ -48,6 +100,19 @@ def test_a_plan_that_does_not_fit_says_so(capsys):
     assert status == 1 and "DOES NOT FIT" in out
 
 
+def test_advice_on_what_is_left_is_for_gpus_with_something_left(capsys):
+    for arguments, advised in (
+        (PLAN, True),
+        ((*PLAN, "--host-tokens", "100000000"), False),
+        (("plan", "--device", "cpu", "--host-memory", "110G"), False),
+    ):
+        assert ("what the GPU has left" in run(capsys, *arguments)[1]) == advised
+    assert "1 layer," in run(capsys, *PLAN, "--layers", "1")[1]
+    assert "(default -1)" in " ".join(subprocess.run(
+        [sys.executable, "-m", "echo.cli", "plan", "--help"], capture_output=True, text=True, check=True
+    ).stdout.split())  # fmt: skip
+
+
 def test_sizes_of_any_model_can_be_given(capsys):
     _, out, _ = run(capsys, *PLAN, "--layers", "10", "--top-k", "100", "--row-format", "bf16_1152")
     assert "10 layers, bf16_1152 rows of 1152 B, top-100" in out
@@ -68,7 +133,7 @@ def test_nonsense_is_refused_by_name(capsys, arguments, named):
     assert status == 1 and err.startswith(f"echo-kv plan: {named}: ")
 
 
-@pytest.mark.parametrize("text", ["1e30G", "0", "-5G", "12Q", ""])
+@pytest.mark.parametrize("text", ["1e30G", "0", "-5G", "12Q", "", "20"])
 def test_sizes_that_are_none_are_refused(capsys, text):
     with pytest.raises(SystemExit):
         cli.main(["plan", f"--gpu-memory={text}"])
@@ -77,7 +142,7 @@ def test_sizes_that_are_none_are_refused(capsys, text):
 
 def test_sizes_are_read_and_written():
     assert settings.size("141G") == settings.size("141GiB") == settings.size("141 gb") == 141 << 30
-    assert settings.size("1.5T") == 3 << 39 and settings.size("512") == 512
+    assert settings.size("1.5T") == 3 << 39 and settings.size("512B") == 512 and settings.size("1048576") == 1 << 20
     assert settings.readable(141 << 30) == "141.0 GiB" and settings.readable(656) == "656 B"
 
 
@@ -86,6 +151,29 @@ def test_the_doctor_says_what_runs_and_what_is_set_in_vain(capsys, monkeypatch):
     _, out, _ = run(capsys, "doctor")
     assert echo.build_info() in out and "ECHO_MAX_BATHC is set, but there is no such setting" in out
     assert "runs on the CPU: " in out or "runs on the GPU: " in out
+
+
+def test_the_doctor_looks_at_each_variable(capsys, monkeypatch):
+    for name, value in (("MAX_BATCH", "0"), ("PREFETCH", "maybe"), ("THREADS", "many"), ("GPU_SLOTS", "7")):
+        monkeypatch.setenv(f"ECHO_{name}", value)
+    monkeypatch.setenv("ECHO_CUDA", "OFF")
+    status, out, _ = run(capsys, "doctor")
+    problems = [line.split(" given")[0] for line in out.splitlines() if "PROBLEM: ECHO_" in line]
+    assert status == 1 and problems == [
+        "- PROBLEM: ECHO_MAX_BATCH: 0", "- PROBLEM: ECHO_PREFETCH: 'maybe'", "- PROBLEM: ECHO_THREADS: 'many'",
+    ]  # fmt: skip
+    assert os.environ["ECHO_PREFETCH"] == "maybe" and "ECHO_CUDA " not in out and "ECHO_GPU_SLOTS" not in out
+
+
+@pytest.mark.parametrize(("text", "number"), [("cuda:3", 3), ("3", 3), ("cuda", 0), ("auto", 0), ("cpu", 0)])
+def test_the_doctor_takes_devices_as_all_commands_do(capsys, monkeypatch, text, number):
+    looked_at = []
+    real = echo.device_report
+    monkeypatch.setattr(echo, "device_report", lambda number: looked_at.append(number) or real(number))
+    run(capsys, "doctor", "--device", text)
+    assert looked_at == [number]
+    status, _, err = run(capsys, "doctor", "--device", "cuda:x")
+    assert status == 1 and err.startswith("echo-kv doctor: device: 'cuda:x' given, expected")
 
 
 def test_the_demo_compares_and_leaves_texts_figures_and_a_picture(capsys, monkeypatch, tmp_path, device):
@@ -101,9 +189,9 @@ def test_the_demo_compares_and_leaves_texts_figures_and_a_picture(capsys, monkey
     figures = json.loads(files["--json"].read_text())
     assert figures["tokens_equal"] and figures["selections_equal"]
     assert figures["sessions"] == 3 and figures["new_tokens"] == 6 and figures["text_tokens"] == 600
-    assert len(figures["hit_rate"]) == len(figures["recalled_rows"]) == figures["layers"] == 5
+    assert len(figures["hit_rate"]) == len(figures["missed_rows"]) == figures["layers"] == 5
     assert all(used <= rows for used, rows in zip(figures["prefetched_used"], figures["prefetched_rows"], strict=True))
-    assert "while scoring / in vain" in out
+    assert "rows missed" in out and "rows prefetched" in out and "of them used" in out
     assert all(0 < rate < 1 for rate in figures["hit_rate"])
     assert figures["pool_slots"]["offloaded"] < figures["pool_slots"]["resident"]
     assert figures["step_ms"]["offloaded"] > 0
@@ -133,6 +221,7 @@ def test_the_demo_refuses_before_it_starts(capsys, tmp_path):
     missing = tmp_path / "missing" / "demo.json"
     for arguments, named in (
         (("--json", str(missing)), "json"),
+        (("--plot", "picture.foo"), "plot"),
         (("--sessions", "0"), "sessions"),
         (("--pool", "2"), "pool"),
         (("--tokens", "16384"), "tokens"),

@@ -166,7 +166,7 @@ def test_what_a_step_needs_is_the_least_pool():
         LayerSteps(trace, 1)
     for named, arguments in (
         ("slots: 8", {"slots": [9, 8]}),
-        ("policies: lru, mru", {"slots": [9], "policies": ["lru", "mru"]}),
+        ("policies: 'mru'", {"slots": [9], "policies": ["lru", "mru"]}),
         (r"layers: \[0, 1\]", {"slots": [9], "layers": [0, 1]}),
         (r"layers: \[\]", {"slots": [9], "layers": []}),
     ):
@@ -299,6 +299,14 @@ def test_all_regimes_and_a_trace_without_scores(capsys, tmp_path):
         (("glm", "--sinks", "-1"), "sinks"),
         (("glm", "--json", "no/where/f.json"), "json"),
         (("glm", "--plot", "."), "plot"),
+        (("glm", "--plot", "picture.foo"), "plot"),
+        (("glm", "--plot", "picture"), "plot"),
+        (("glm", "--seed", "-1"), "seed"),
+        (("glm", "--top-k", "99999999"), "top_k"),
+        (("glm", "--steps", "2000000000"), "top_k"),
+        (("code", "--steps", "10"), "steps"),
+        (("code", "prose", "--recency", "0"), "recency"),
+        ((".",), "path"),
         (("nowhere.npz",), "path"),
     ],
 )

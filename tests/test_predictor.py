@@ -159,6 +159,7 @@ def test_the_command(capsys, tmp_path):
         "--alpha", "0,0.5", "--caps", "1.2,inf", *(str(part) for pair in files.items() for part in pair),
     )  # fmt: skip
     assert lines[0].startswith("tiny_dsa:sampled: 144 steps, 5 layers")
+    assert lines.pop(1).startswith("scores of 1024 tokens: ")  # fewer than four times the larger pool
     assert lines[1].startswith("pool of 2 x top-k, ") and lines[8].startswith("pool of 4 x top-k, ")
     assert lines[2].split()[-4:] == ["cap", "1.2", "cap", "inf"]
     assert "without scores: nothing to foretell" in lines
@@ -188,6 +189,11 @@ def test_the_command(capsys, tmp_path):
         (("glm", "--pools", "0"), "pools"),
         (("glm", "--layers", "1"), "layer"),
         (("glm", "--json", "no/where/f.json"), "json"),
+        (("glm", "--plot", "picture.foo"), "plot"),
+        (("glm", "--seed", "-1"), "seed"),
+        (("glm", "--top-k", "99999999"), "top_k"),
+        (("code", "--top-k", "10"), "top_k"),
+        ((".",), "path"),
         (("nowhere.npz",), "path"),
     ],
 )

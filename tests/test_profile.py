@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def profile_of(steps: list[Step], layers: int, step_us: float) -> Profile:
-    return Profile("by hand", "cuda:0", layers, steps, step_us, 20.0, np.full(layers, 30.0), np.full(layers, 10.0))
+    counts = [np.full(layers, number) for number in (30.0, 10.0, 8.0, 5.0)]
+    return Profile("by hand", "cuda:0", layers, steps, step_us, 20.0, *counts)
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def test_the_parts_add_up_to_the_step():
     assert profile.hit_rate().tolist() == [0.75] * 4
     text = "\n".join(verb_lines(profile))
     assert "a step takes" in text and "mind the shares" not in text
-    assert json.loads(json.dumps(profile.report()))["by_layer"]["fetched_rows"] == [10.0] * 4
+    assert json.loads(json.dumps(profile.report()))["by_layer"]["missed_rows"] == [10.0] * 4
 
 
 def test_a_profiler_that_makes_kernels_slower_is_noticed():
@@ -171,7 +172,9 @@ def test_a_profiler_that_makes_kernels_slower_is_noticed():
 def test_of_many_layers_those_that_recall_longest_are_shown():
     spans = [Span("recall", 10.0 * layer, 10.0 * layer + 1 + layer % 7, "stream 7", layer) for layer in range(61)]
     lines = layer_lines(profile_of([Step(0.0, 620.0, spans)], 61, 620.0))
-    assert [line.split()[0] for line in lines[5:10]] == ["6", "13", "20", "27", "34"] and len(lines) == 11
+    assert [line.split()[0] for line in lines[6:11]] == ["6", "13", "20", "27", "34"] and len(lines) == 12
+    assert lines[5].split()[-7:] == ["missed", "prefetched", "of", "them", "used", "hit", "rate"]
+    assert lines[6].split()[-4:] == ["10.0", "8.0", "5.0", "75.0%"]
     assert len(sparkline(range(61))) == 61 and sparkline([0, 1, 8]) == "▁▂█" and sparkline([0, 0]) == "▁▁"
     assert layer_lines(profile_of([Step(0.0, 1.0, [])], 61, 1.0)) == ["no kernel could be put down to a layer"]
 
@@ -283,7 +286,10 @@ def events_of(file: Path) -> tuple[set[str], list[dict[str, Any]]]:
         (("--synthetic", "--layers", "0"), "layers"),
         (("--pool", "0.5"), "pool"),
         (("--pool", "nan"), "pool"),
-        (("--drift", "-1"), "drift"),
+        (("--synthetic", "--drift", "-1"), "drift"),
+        (("--drift", "0.5"), "drift"),
+        (("--plot", "picture.foo"), "plot"),
+        (("--threads", "-1"), "threads"),
         (("--trace", "missing/trace.json"), "trace"),
         (("--plot", "."), "plot"),
         (("--device", "tpu"), "device"),

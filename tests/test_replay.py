@@ -9,7 +9,7 @@ import pytest
 from support.traces import growing, misses
 
 import echo
-from echo import cli
+from echo import cli, trace_options
 from echo.traces import Trace, shipped, synthetic
 from echo.traces import drive as driving
 from echo.traces.comparison import compare
@@ -232,6 +232,11 @@ def test_the_command_on_other_traces(capsys, tmp_path):
         (("glm", "--alpha", "2"), "alpha"),
         (("glm", "--alpha", "a"), "alpha"),
         (("glm", "--prefetch-cap", "1001"), "prefetch_cap"),
+        (("glm", "--plot", "picture.foo"), "plot"),
+        (("glm", "--seed", "-1"), "seed"),
+        (("glm", "--top-k", "99999999"), "top_k"),
+        (("code", "--turn-every", "10"), "turn_every"),
+        ((".",), "path"),
         (("glm", "--steps", "0"), "steps"),
         (("glm", "--device", "gpu"), "device"),
         (("glm", "--json", "no/where/f.json"), "json"),
@@ -243,3 +248,15 @@ def test_the_command_refuses_by_name(capsys, tmp_path, monkeypatch, arguments, n
     monkeypatch.chdir(tmp_path)
     assert cli.main(["replay", *arguments]) == 1
     assert capsys.readouterr().err.startswith(f"echo-kv replay: {named}: ")
+
+
+def test_settings_come_from_variables_and_are_checked_before_anything_is_done(capsys, monkeypatch):
+    monkeypatch.setattr(trace_options, "load", lambda *_: pytest.fail("it has begun"))
+    monkeypatch.setenv("ECHO_PREFETCH_CAP", "5000")
+    assert cli.main(["replay", "glm"]) == 1
+    assert capsys.readouterr().err.startswith("echo-kv replay: prefetch_cap: 5000")
+    assert cli.main(["replay", "glm", "--prefetch-cap", "-3"]) == 1
+    monkeypatch.undo()
+    monkeypatch.setenv("ECHO_PREFETCH_CAP", "0")
+    lines = run(capsys, "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
+    assert lines[-2].split()[2] == "0.0"  # prefetched

@@ -126,6 +126,20 @@ def test_variables_that_are_no_numbers_are_refused_by_name(monkeypatch, text):
         echo.RuntimeConfig()
 
 
+def test_variables_that_are_no_choice_are_refused_by_name(monkeypatch):
+    for field in echo.config_fields():
+        assert bool(field.choices) == (field.type is str)
+        if field.choices:
+            with pytest.raises(echo.InvalidArgument, match=f"^{field.name}: True given, expected {field.choices}$"):
+                echo.RuntimeConfig(**{field.name: True})
+            for text in ("", "maybe", "or", "cuda:", "cuda:N", "cuda:1x"):
+                with monkeypatch.context() as patch:
+                    patch.setenv(f"ECHO_{field.name.upper()}", text)
+                    message = f"^ECHO_{field.name.upper()}: '{text}' given, expected {field.choices}$"
+                    with pytest.raises(echo.InvalidArgument, match=message):
+                        echo.RuntimeConfig()
+
+
 BAD_SETTINGS = [
     ("max_batch", "7"),
     ("max_batch", 1.0),

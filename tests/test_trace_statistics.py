@@ -79,6 +79,15 @@ def test_forecasts_by_hand(first, expected):
     assert result.error == pytest.approx(abs(first[1] - 3) / np.std([7, 3, 2, 0]))
 
 
+def test_the_newest_token_is_not_missed():
+    """It is made on the spot. Two steps of a growing context; the second selects its own token and 0."""
+    ranked = np.array([[[0, 1, -1]], [[2, 0, 1]]], np.int32)
+    scores = np.array([[[6, 5, np.nan]], [[7, 3, 2]]], np.float32)
+    trace = Trace(np.sort(ranked[..., :2], axis=2), np.array([2, 3], np.int32), scores[..., 1].copy(), ranked, scores)
+    (result,) = forecasts(make_pool(LayerSteps(trace, 0), 8, "lru"), [0.0])
+    assert (result.misses, result.misses_left, result.wasted) == (0, 0, 0)
+
+
 def test_forecasts_of_a_regime():
     trace = synthetic.generate("glm", steps=120, top_k=128, ranks=synthetic.ALL)
     pool = make_pool(LayerSteps(trace, 0), 256, "echo")

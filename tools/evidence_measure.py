@@ -188,7 +188,7 @@ def prefetch(pool: Pool, thresholds: NDArray[np.float64]) -> Prefetch:
     steps = pool.steps
     reached, sums = [], np.zeros(2)
     for t in range(steps.steps):
-        absent = (steps.ranked[t] >= 0) & ~pool.resident(steps.ranked[t])
+        absent = pool.absent()
         pool.step()
         if t < steps.steps // 2 or not steps.scored[t] or np.isnan(thresholds[t]):
             continue

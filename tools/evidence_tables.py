@@ -112,7 +112,7 @@ def _pools_on(cases: list[dict[str, Any]]) -> str:
         f"{runs[0]['new_tokens']} new tokens each, batches of {setup['batch']}, {setup['row_format']} rows, "
         f"{setup['build']}, {setup['case']['device']}."
     )
-    columns = ["slots", "of all rows, %", "decoding", *(f"equal {kind}" for kind in kinds), "rows fetched", "hits, %"]
+    columns = ["slots", "of all rows, %", "decoding", *(f"equal {kind}" for kind in kinds), "rows missed", "hits, %"]
     return f"{head}\n\n{table(columns, rows)}"
 
 

@@ -15,10 +15,11 @@ namespace {
 using C = RuntimeConfig;
 
 constexpr std::array kFields{
-    ConfigField{"device", "", "where to run: auto (a GPU if there is one), cpu, cuda or cuda:N", &C::device},
+    ConfigField{"device", "", "where to run: auto (a GPU if there is one), cpu, cuda or cuda:N", &C::device,
+                "auto, cpu, cuda or cuda:N"},
     ConfigField{"kernels", "",
                 "on a GPU: generic, or auto, which takes those made for its architecture where the shape allows",
-                &C::kernels},
+                &C::kernels, "auto or generic"},
     ConfigField{"host_tokens", "tokens", "size of the host pool, shared by all sessions; rounded up to 64",
                 &C::host_tokens},
     ConfigField{"gpu_slots", "rows",
@@ -47,7 +48,7 @@ constexpr std::array kFields{
     ConfigField{"prefetch", "",
                 "on: a decode step lists what may be selected, and fetches what probably will be, while it "
                 "scores; off: neither. Where scores come from generic kernels of a GPU, nothing is prefetched",
-                &C::prefetch},
+                &C::prefetch, "on or off"},
     ConfigField{"prefetch_cap", "rows per 1,000 tokens",
                 "most rows that a layer of a step prefetches, for each 1,000 tokens that it scores, 0 to 1000; 0 means "
                 "none, -1 what the device can fetch while it scores",
@@ -65,8 +66,34 @@ Number parse(std::string_view label, std::string_view text) {
   return value;
 }
 
+/// Whether a word of a list of choices stands for the text; "cuda:N" stands for any number.
+bool stands_for(std::string_view word, std::string_view text) {
+  if (!word.ends_with(":N")) {
+    return word == text;
+  }
+  word.remove_suffix(1);
+  return text.size() > word.size() && text.starts_with(word) &&
+         text.find_first_not_of("0123456789", word.size()) == std::string_view::npos;
+}
+
+bool is_choice(std::string_view choices, std::string_view text) {
+  while (!choices.empty()) {
+    const std::size_t end = std::min(choices.find_first_of(", "), choices.size());
+    const std::string_view word = choices.substr(0, end);
+    if (!word.empty() && word != "or" && stands_for(word, text)) {
+      return true;
+    }
+    choices.remove_prefix(std::min(end + 1, choices.size()));
+  }
+  return false;
+}
+
 void assign(RuntimeConfig& config, const ConfigField& field, std::string_view label, std::string_view text) {
   if (const auto* string = std::get_if<std::string C::*>(&field.member)) {
+    if (!is_choice(field.choices, text)) {
+      throw InvalidArgument(std::string(label) + ": '" + std::string(text) + "' given, expected " +
+                            std::string(field.choices));
+    }
     config.*(*string) = text;
   } else if (const auto* integer = std::get_if<std::int64_t C::*>(&field.member)) {
     config.*(*integer) = parse<std::int64_t>(label, text);

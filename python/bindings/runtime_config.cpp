@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bindings.hpp"
@@ -32,13 +33,14 @@ const ConfigField& field_named(const std::string& name) {
 /// Assigns a Python value; bool is no number here, and no number is silently rounded.
 void assign(RuntimeConfig& config, const std::string& name, nb::handle value) {
   const ConfigField& field = field_named(name);
-  const auto refuse = [&](const char* expected) {
-    throw InvalidArgument(name + ": " + std::string(nb::repr(value).c_str()) + " given, expected " + expected);
+  const auto refuse = [&](std::string_view expected) {
+    throw InvalidArgument(name + ": " + std::string(nb::repr(value).c_str()) + " given, expected " +
+                          std::string(expected));
   };
   const bool is_bool = nb::isinstance<nb::bool_>(value);
   if (const auto* text = std::get_if<std::string RuntimeConfig::*>(&field.member)) {
     if (!nb::isinstance<nb::str>(value)) {
-      refuse("text");
+      refuse(field.choices);
     }
     config.*(*text) = nb::cast<std::string>(value);
   } else if (const auto* integer = std::get_if<std::int64_t RuntimeConfig::*>(&field.member)) {
@@ -57,6 +59,7 @@ void register_runtime_config(nb::module_& module) {
       .def_ro("name", &ConfigField::name)
       .def_ro("unit", &ConfigField::unit)
       .def_ro("doc", &ConfigField::doc)
+      .def_ro("choices", &ConfigField::choices, "Of text, as messages list them; empty for numbers.")
       .def_prop_ro(
           "default", [](const ConfigField& field) { return value_of(RuntimeConfig{}, field); },
           nb::sig("def default(self) -> str | int | float"))

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <string>
 
 #include "bindings.hpp"
@@ -14,7 +15,7 @@ namespace echo::python {
 void register_stats(nb::module_& module) {
   nb::class_<LayerStats>(module, "LayerStats", "Counters of one layer's GPU pool since construction.")
       .def_ro("hits", &LayerStats::hits, "Entries of selections for which nothing had to be fetched.")
-      .def_ro("misses", &LayerStats::misses, "Rows fetched from the host.")
+      .def_ro("misses", &LayerStats::misses, "Selected rows that a recall fetched.")
       .def_ro("evictions", &LayerStats::evictions, "Slots that were taken from another row.")
       .def_ro("appended", &LayerStats::appended, "Rows of new tokens written to a slot and to the host.")
       .def_ro("lost_races", &LayerStats::lost_races, "Hits whose row was just being fetched for another entry.")
@@ -44,9 +45,19 @@ void register_stats(nb::module_& module) {
       .def_prop_ro("prefetched_bytes", &RuntimeStats::prefetched_bytes, "Bytes prefetched, all layers.")
       .def_prop_ro("hit_rate", &RuntimeStats::hit_rate, "hits / (hits + misses), all layers.")
       .def("__repr__", [](const RuntimeStats& s) {
+        std::int64_t missed = 0;
+        std::int64_t prefetched = 0;
+        std::int64_t used = 0;
+        for (const LayerStats& layer : s.layers) {
+          missed += layer.misses;
+          prefetched += layer.prefetched;
+          used += layer.prefetched_used;
+        }
         return "<RuntimeStats, " + std::to_string(s.steps) + " steps, " + std::to_string(s.sessions) + " sessions, " +
                std::to_string(s.free_host_tokens) + " of " + std::to_string(s.host_tokens) +
-               " host tokens free, hit rate " + std::to_string(s.hit_rate()) + ">";
+               " host tokens free, hit rate " + std::to_string(s.hit_rate()) + ", rows missed " +
+               std::to_string(missed) + ", prefetched " + std::to_string(prefetched) + ", of them used " +
+               std::to_string(used) + ">";
       });
 }
 

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
+
+# Before torch is loaded: where other programs keep the cores busy, threads that spin while they wait for each other
+# make small steps a hundred times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import echo
 from echo import bench, demo, doctor, plan, policies, predictor, profile, record, replay
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes whole flags only, and shows the usage of the command that was given one it does not know."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **settings})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but nothing unknown is left to the parser above."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `echo-kv` with the given arguments (default: the process's); returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="echo-kv", description="KV offloading for models with DeepSeek sparse attention."
-    )
+    parser = _Parser(prog="echo-kv", description="KV offloading for models with DeepSeek sparse attention.")
     parser.add_argument("--version", action="version", version=echo.build_info())
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     demo.add_command(commands)
@@ -31,9 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
-    except echo.Error as error:
-        print(f"echo-kv {options.command}: {error}", file=sys.stderr)
-        return 1
+    except (echo.Error, OSError) as error:
+        message = str(error)
+    except MemoryError as error:
+        message = f"there is not enough memory: {error}"
+    part = getattr(options, "part", None)
+    print(f"echo-kv {options.command}{f' {part}' if part else ''}: {message}", file=sys.stderr)
+    return 1
 
 
 def _print_cmake_dir(options: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ def device_of(name: str) -> str:
 
     Raises:
         InvalidArgument: naming `device`.
+        NotSupported: naming `device`, if it is not there.
     """
     with Runtime(ModelShape.tiny(), device=name, host_tokens=64, max_batch=1) as runtime:
         return runtime.device

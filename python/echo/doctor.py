@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import echo
+from echo import settings
 from echo.settings import readable
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -18,20 +19,55 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def add_command(commands: Any) -> None:
     """Adds `doctor` to the commands."""
     parser = commands.add_parser("doctor", help="say what was built, what this machine offers, and what is wrong")
-    parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU (default 0)")
+    settings.add_device(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the report; status 1 if a GPU is there but cannot be used."""
-    report = echo.device_report(options.device)
+    """Prints the report; status 1 if a GPU is there but cannot be used, or a variable has no value of its setting."""
+    wrong = _wrong_variables()
+    report = echo.device_report(_number(options, bool(wrong)))
     lines = [("build", echo.build_info()), *_python(), *_host(), *_gpu(report)]
     for name, text in lines:
         print(f"{name:<18} {text}")
     print()
-    for advice in _advice(report):
+    for advice in (*(f"PROBLEM: {problem}" for problem in wrong), *_advice(report)):
         print(f"- {advice}")
-    return 1 if report.devices > 0 and report.problem else 0
+    return 1 if wrong or (report.devices > 0 and report.problem) else 0
+
+
+def _number(options: argparse.Namespace, ignore_variable: bool) -> int:
+    """Of the GPU that is looked at: the first one, if none is named."""
+    if options.device is None and ignore_variable:
+        return 0
+    text = settings.device(options)
+    if text in ("auto", "cpu", "cuda"):
+        return 0
+    number = text.removeprefix("cuda:")
+    if not number.isdecimal() or int(number) >= 1 << 31:
+        raise echo.InvalidArgument(f"device: {text!r} given, expected auto, cpu, cuda, cuda:N or N")
+    return int(number)
+
+
+def _wrong_variables() -> list[str]:
+    """What is wrong with each ECHO_* variable alone; what depends on the sizes of a model is left to `plan`."""
+    fields = {f"ECHO_{field.name.upper()}": field.name for field in echo.config_fields()}
+    found = {name: os.environ.pop(name) for name in fields if name in os.environ}
+    wrong = []
+    try:
+        for name, text in found.items():
+            os.environ[name] = text
+            try:
+                settings.check({})
+                if fields[name] == "device":
+                    echo.machine_limits(text)
+            except echo.Error as error:
+                wrong.append(str(error).replace(f"{fields[name]}: ", f"{name}: ", 1))
+            finally:
+                del os.environ[name]
+    finally:
+        os.environ.update(found)
+    return wrong
 
 
 def _version(number: int) -> str:
@@ -77,11 +113,14 @@ def _gpu(report: echo.DeviceReport) -> list[tuple[str, str]]:
     return lines
 
 
-_BUILD_VARIABLES = {"ECHO_CUDA", "ECHO_CUDA_ARCHITECTURES", "ECHO_WERROR"}
+_NO_SETTINGS = {  # of the build and of bench/
+    "ECHO_CUDA", "ECHO_CUDA_ARCHITECTURES", "ECHO_WERROR",
+    "ECHO_BENCH_LIBRARY", "ECHO_COMMAND", "ECHO_COMMIT", "ECHO_RESULTS",
+}  # fmt: skip
 
 
 def _advice(report: echo.DeviceReport) -> list[str]:
-    known = _BUILD_VARIABLES | {f"ECHO_{field.name.upper()}" for field in echo.config_fields()}
+    known = _NO_SETTINGS | {f"ECHO_{field.name.upper()}" for field in echo.config_fields()}
     found = [f"{name} is set, but there is no such setting" for name in sorted(os.environ)
              if name.startswith("ECHO_") and name not in known]  # fmt: skip
     if report.devices and report.problem:

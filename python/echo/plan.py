@@ -35,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
     """Prints the plan; status 1 if it does not fit."""
     shape = _shape(options)
     given = settings.given(options)
-    if options.gpu_memory and given.get("device", "cuda") == "cpu":
-        raise echo.InvalidArgument("gpu_memory: given for device 'cpu', which has none")
-    device = "cuda" if options.gpu_memory else given.get("device", "auto")
+    if options.gpu_memory and settings.device(options) == "cpu":
+        raise echo.InvalidArgument("gpu_memory: given for device 'cpu', which has none; see --device and ECHO_DEVICE")
+    device = "cuda" if options.gpu_memory else settings.device(options)
     here = echo.machine_limits("cpu" if options.gpu_memory else device)
     limits = echo.MachineLimits(
         device_bytes=options.gpu_memory or here.device_bytes, host_bytes=options.host_memory or here.host_bytes
@@ -49,7 +49,10 @@ def run(options: argparse.Namespace) -> int:
     plan = echo.make_plan(shape, asked, limits)
     config = plan.config
 
-    print(f"{options.model}: {shape.layers} layers, {shape.row_format} rows of {shape.row_bytes} B, top-{shape.top_k}")
+    print(
+        f"{options.model}: {settings.counted(shape.layers, 'layer')}, {shape.row_format} rows of "
+        f"{shape.row_bytes} B, top-{shape.top_k}"
+    )
     print(
         f"per token: {shape.layers * plan.host_row_stride:,} B of host rows, "
         f"{shape.layers * shape.index_block_bytes // 64:,} B of index keys; "
@@ -63,7 +66,9 @@ def run(options: argparse.Namespace) -> int:
     tokens = _largest(shape, given, limits, "host_tokens", 64)
     slots = _largest(shape, given, limits, "gpu_slots", 1)
     print(f"with all other settings as they are, at most {tokens:,} host_tokens fit, or {slots:,} gpu_slots per layer")
-    print("(what the GPU has left is best spent on gpu_slots: they raise the hit rate)\n")
+    if device != "cpu" and plan.fits:
+        print("(what the GPU has left is best spent on gpu_slots: they raise the hit rate)")
+    print()
     print(f"{'tokens per session':>20}  {'sessions':>10}  {'with the largest host pool':>28}")
     for length in (n for n in _LENGTHS if n <= config.max_context):
         largest = min(config.max_sessions, tokens // (-(-length // 64) * 64))

@@ -13,7 +13,7 @@ import numpy as np
 import echo
 from echo import trace_options
 from echo.traces import Trace, synthetic
-from echo.traces.comparison import Comparison, compare, slots_of
+from echo.traces.comparison import Comparison, check_policies, compare, slots_of
 from echo.traces.policies import POLICIES
 
 LINES = {
@@ -39,10 +39,12 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a table per trace, policies down, pools across."""
-    pools, layers = trace_options.check(options)
+    sources = options.traces or list(synthetic.REGIMES)
+    pools, layers = trace_options.check(options, sources)
     names = options.policies.split(",")
+    check_policies(names)
     results: list[tuple[Trace, Comparison]] = []
-    for source in options.traces or synthetic.REGIMES:
+    for source in sources:
         trace = trace_options.load(source, options)
         result = compare(trace, [slots_of(trace, pool) for pool in pools], names, layers)
         _print(trace, result, pools)
@@ -60,10 +62,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(trace: Trace, result: Comparison, pools: Sequence[float]) -> None:
     print(f"{trace.model}: {trace.summary()}")
-    if trace.ranks == 0:
-        print("without scores: score and echo go by age")
-    elif trace.ranks < min(trace.context[0], 4 * max(result.slots)):
-        print(f"scores of {trace.ranks} tokens: score and echo take the others for lower ones and go by their age")
+    if note := trace_options.ranks_note(trace, max(result.slots)):
+        print(note)
     print(f"{'pool / top-k':<14}" + "".join(f"{pool:>9g} " for pool in pools))
     marks = [" " if full.all() else "*" for full in result.full]
     for name in result.rates:
@@ -105,6 +105,7 @@ def _plot(path: Path, results: Sequence[tuple[Trace, Comparison]], pools: Sequen
         panel.set_visible(False)
     for panel in panels[:, 0]:
         panel.set(xlabel="pool, multiples of top-k", ylabel="hit rate, %")
-    panels[0, 0].legend(frameon=False, fontsize="small")
+    lines = panels[0, 0].get_lines()
+    figure.legend(lines, [line.get_label() for line in lines], loc="outside lower center", ncols=6, frameon=False)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -48,7 +48,8 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a table per trace and pool: ways to foretell down, caps across."""
-    pools, layers = trace_options.check(options)
+    sources = options.traces or list(_TRACES)
+    pools, layers = trace_options.check(options, sources)
     alphas = trace_options.numbers("alpha", options.alpha, float)
     if not all(0 <= alpha <= 1 for alpha in alphas):
         raise echo.InvalidArgument(f"alpha: {options.alpha!r} given, expected numbers from 0 to 1")
@@ -56,12 +57,14 @@ def run(options: argparse.Namespace) -> int:
     if not all(cap >= 0 for cap in caps):
         raise echo.InvalidArgument(f"caps: {options.caps!r} given, expected numbers from 0 on, or inf")
     report, drawn = [], []
-    for source in options.traces or _TRACES:
+    for source in sources:
         trace = trace_options.load(source, options)
         print(f"{trace.model}: {trace.summary()}")
         if trace.ranks == 0:
             print("without scores: nothing to foretell\n")
             continue
+        if note := trace_options.ranks_note(trace, max(slots_of(trace, pool) for pool in pools)):
+            print(note)
         results = [averages(trace, slots_of(trace, pool), alphas, caps, layers) for pool in pools]
         for pool, guessed in zip(pools, results, strict=True):
             _print(pool, guessed, caps)
@@ -160,6 +163,7 @@ def _plot(path: Path, drawn: Sequence[tuple[Trace, Sequence[Guess]]], caps: Sequ
         panel.set_xlabel("fetched in vain, % of top-k")
     for panel in panels[:, 0]:
         panel.set_ylabel("still missed, % of top-k")
-    panels[0, 0].legend(frameon=False, fontsize="x-small")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns + 1, frameon=False, fontsize="x-small")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import echo
+from echo import settings, trace_options
 from echo.decoding import TEMPERATURE, device_of, draw, read
 from echo.traces import SelectionRecorder, Trace
 
@@ -53,7 +54,6 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--temperature",
         type=float,
-        default=TEMPERATURE,
         metavar="T",
         help=f"of what the model writes, 0 for the likeliest tokens (default {TEMPERATURE})",
     )
@@ -61,7 +61,7 @@ def add_command(commands: Any) -> None:
         "--ranks", type=int, metavar="N", help=f"tokens whose scores are kept, 0 for none (default {_RANKS} x top-k)"
     )
     parser.add_argument("--layers", metavar="LIST", help="layers that are kept, 0 is the first (default: all)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    settings.add_device(parser)
     parser.set_defaults(run=run)
 
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     texts = _texts(options.text)
     logging.disable_progress_bar()
-    device = device_of(options.device)
+    device = device_of(settings.device(options))
     network, encode = _model(options.model, device)
     config = network.config
     layers = _layers(options.layers, config.num_hidden_layers)
@@ -105,15 +105,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name, least in (("tokens", 1), ("new_tokens", 1), ("turn_every", 0), ("seed", 0)):
+    if options.temperature is None:
+        options.temperature = TEMPERATURE
+    elif options.following == "text":
+        raise echo.InvalidArgument("temperature: given for steps that decode the text; see --continue")
+    settings.check_seed(options.seed)
+    for name, least in (("tokens", 1), ("new_tokens", 1), ("turn_every", 0)):
         if getattr(options, name) < least:
             raise echo.InvalidArgument(f"{name}: {getattr(options, name)} given, expected at least {least}")
     if options.turn_every and (options.following != "text" or len(options.text or ()) < 2):
         raise echo.InvalidArgument("turn_every: expected several texts, and steps that follow them")
     if not 0 <= options.temperature < math.inf:
         raise echo.InvalidArgument(f"temperature: {options.temperature} given, expected at least 0")
-    if not options.out.parent.is_dir() or options.out.is_dir():
-        raise echo.InvalidArgument(f"out: {str(options.out)!r} given, expected a file in a folder that exists")
+    trace_options.check_files(options, ("out",))
 
 
 def _texts(files: Sequence[Path] | None) -> list[tuple[str, str]]:

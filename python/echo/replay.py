@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 import echo
-from echo import trace_options
+from echo import settings, trace_options
+from echo.decoding import device_of
 from echo.settings import readable
 from echo.traces import Trace
 from echo.traces.comparison import Comparison, compare, slots_of
@@ -78,7 +79,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("replay", help="drive a runtime's pools and predictor with a trace, without a model")
     parser.add_argument("trace", metavar="TRACE", help=f"one of: {trace_options.SOURCES})")
     trace_options.add_flags(parser, pools="1,1.5,2,4,8", plot="draw hit rates over pool sizes, and the predictor")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    settings.add_device(parser)
     parser.add_argument(
         "--alpha",
         default=_ALPHAS,
@@ -89,26 +90,28 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--prefetch-cap",
         type=float,
-        default=-1.0,
         metavar="N",
         help="rows that the runtime prefetches for each 1,000 scored tokens, at most, when it is driven once more with "
-        "prefetches (default -1: what the device can fetch)",
+        "prefetches; -1 for what the device can fetch (default: ECHO_PREFETCH_CAP, else -1)",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints what the pools did layer by layer, then what the predictor would have fetched."""
-    pools, layers = trace_options.check(options)
+    pools, layers = trace_options.check(options, [options.trace])
     alphas = trace_options.numbers("alpha", options.alpha, float)
     if not all(0 <= alpha <= 1 for alpha in alphas):
         raise echo.InvalidArgument(f"alpha: {options.alpha!r} given, expected numbers from 0 to 1")
+    cap = echo.RuntimeConfig().prefetch_cap if options.prefetch_cap is None else options.prefetch_cap
+    settings.check({"prefetch_cap": cap})
+    device = device_of(settings.device(options))
     trace = trace_options.load(options.trace, options)
     slots = [slots_of(trace, pool) for pool in pools]
     compared = compare(trace, slots, _POLICIES, layers)
-    driven = [drive(trace, size, compared.layers, device=options.device, alpha=alphas[0]) for size in slots]
+    driven = [drive(trace, size, compared.layers, device=device, alpha=alphas[0]) for size in slots]
     results = [layer_counts(trace, compared, i, driven[i], alphas) for i in range(len(pools))]
-    ahead = _prefetches(trace, slots, compared.layers, alphas[0], options)
+    ahead = _prefetches(trace, slots, compared.layers, alphas[0], device, cap)
     first = driven[0]
     print(f"{trace.model}: {trace.summary()}; rows of {first.row_bytes} B on {first.device}")
     _print_pools(pools, results)
@@ -181,13 +184,13 @@ def layer_prefetches(driven: Driven, layers: Sequence[int]) -> list[LayerPrefetc
 
 
 def _prefetches(
-    trace: Trace, slots: Sequence[int], layers: Sequence[int], alpha: float, options: argparse.Namespace
+    trace: Trace, slots: Sequence[int], layers: Sequence[int], alpha: float, device: str, cap: float
 ) -> list[list[LayerPrefetches]]:
     """By pool; empty if there is nothing to prefetch by."""
     if trace.ranks == 0:
         return []
-    settings = {"device": options.device, "alpha": alpha, "prefetch_cap": options.prefetch_cap}
-    return [layer_prefetches(drive(trace, size, layers, **settings), layers) for size in slots]
+    driven = [drive(trace, size, layers, device=device, alpha=alpha, prefetch_cap=cap) for size in slots]
+    return [layer_prefetches(one, layers) for one in driven]
 
 
 def deviation_of(trace: Trace, layers: Sequence[int], driven: Driven, alpha: float) -> float | None:
@@ -208,7 +211,7 @@ def _forecasts(steps: LayerSteps, slots: int, alphas: Sequence[float]) -> list[F
 
 def _print_pools(pools: Sequence[float], results: Sequence[list[LayerCounts]]) -> None:
     print(
-        f"{'pool / top-k':<13}{'layer':>6}{'hits':>11}{'misses':>10}{'evictions':>11}{'fetched':>12}"
+        f"{'pool / top-k':<13}{'layer':>6}{'hits':>11}{'misses':>10}{'evictions':>11}{'recalled':>12}"
         f"{'hit rate, %':>13}{'LRU, %':>9}{'Belady, %':>11}"
     )
     for pool, layers in zip(pools, results, strict=True):
@@ -319,6 +322,6 @@ def _plot(path: Path, trace: Trace, pools: Sequence[float], results: Sequence[li
     for panel in (left, right):
         panel.grid(alpha=0.3)
         if panel.get_legend_handles_labels()[0]:
-            panel.legend(frameon=False, fontsize="small")
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=5, frameon=False, fontsize="small")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

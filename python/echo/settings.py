@@ -7,7 +7,10 @@ from typing import Any
 
 import echo
 
+_DEVICES = next(field.choices for field in echo.config_fields() if field.name == "device")
+_OF_SIZES = frozenset({"gpu_slots", "host_row_stride"})  # their limits follow from the model
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_LEAST_BYTES = 1 << 20  # that are taken without a unit
 
 
 def add_flags(parser: argparse.ArgumentParser, without: frozenset[str] = frozenset()) -> None:
@@ -24,18 +27,57 @@ def add_flags(parser: argparse.ArgumentParser, without: frozenset[str] = frozens
             dest=field.name,
             type=field.type,
             metavar="N" if field.type is not str else "NAME",
-            help=f"{field.doc}{unit} (default {field.default})".replace("%", "%%"),
+            help=f"{field.doc}{unit} (default {_text(field.default)})".replace("%", "%%"),
         )
 
 
-def given(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given as flags, as keyword arguments for `echo.Runtime`."""
-    names = {field.name for field in echo.config_fields()}
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Adds `--device`, for commands that take no other settings of a runtime, or only some."""
+    parser.add_argument("--device", metavar="NAME", help=f"{_DEVICES} (default: ECHO_DEVICE, else auto)")
+
+
+def device(options: argparse.Namespace) -> str:
+    """The device that was asked for, by the flag or by ECHO_DEVICE.
+
+    Raises:
+        InvalidArgument: naming an ECHO_* variable that is no setting.
+    """
+    asked: str = echo.RuntimeConfig().device if options.device is None else options.device
+    return asked
+
+
+def check(settings: dict[str, Any]) -> None:
+    """Finds out before anything is done what no runtime would take, whatever its sizes; variables count as well.
+
+    Raises:
+        InvalidArgument: naming the setting or the variable.
+    """
+    free = {name: value for name, value in settings.items() if name not in _OF_SIZES}
+    fixed = {"gpu_slots": 0, "host_row_stride": 0}
+    echo.make_plan(echo.ModelShape.tiny(), echo.RuntimeConfig(**free, **fixed), echo.MachineLimits())
+
+
+def check_seed(seed: int) -> None:
+    """InvalidArgument naming `seed` if it is one that generators of numpy or torch do not take."""
+    if not 0 <= seed < 1 << 63:
+        raise echo.InvalidArgument(f"seed: {seed} given, expected 0 to {(1 << 63) - 1}")
+
+
+def _text(default: str | int | float) -> str:
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def given(options: argparse.Namespace, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The settings that were given as flags, except those in `without`, as keyword arguments for `echo.Runtime`."""
+    names = {field.name for field in echo.config_fields()} - without
     return {name: value for name, value in vars(options).items() if name in names and value is not None}
 
 
 def size(text: str) -> int:
-    """Bytes of a size such as '141G', '512M' or '1.5T' (powers of 1024; 'B' and 'iB' may follow)."""
+    """Bytes of a size such as '141G', '512M' or '1.5T' (powers of 1024; 'B' and 'iB' may follow).
+
+    Few bytes without a unit are refused: whoever writes 20 means 20G.
+    """
     number = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = number[-1:] if number[-1:] in _UNITS and number[-1:].isalpha() else ""
     try:
@@ -44,7 +86,14 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"'{text}' is no size, expected for example 141G") from error
     if not 1 <= count < 2**62:
         raise argparse.ArgumentTypeError(f"'{text}' is no size of a memory")
+    if text.strip().isdecimal() and count < _LEAST_BYTES:
+        raise argparse.ArgumentTypeError(f"'{text}' are bytes, expected a unit, for example {text.strip()}G")
     return int(count)
+
+
+def counted(number: int, what: str) -> str:
+    """For people: "1 layer", "2,000 layers"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def readable(count: float) -> str:

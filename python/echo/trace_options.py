@@ -1,20 +1,31 @@
-"""Flags that `echo-kv policies` and `echo-kv replay` share, and what they mean."""
+"""Flags that `echo-kv policies`, `predictor` and `replay` share, and what they mean."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import echo
+from echo import settings
 from echo.traces import Trace, shipped, synthetic
 
 SOURCES = (
     f"files of `record`, traces that ship ({', '.join(shipped.NAMES)}), or generated ones "
     f"({', '.join(synthetic.REGIMES)}"
 )
+
+_GENERATED = {  # flags of generated selections, their defaults and what they are
+    "steps": (300, "decode steps (default 300)"),
+    "top_k": (512, "(default 512)"),
+    "seed": (0, "(default 0)"),
+    "sinks": (0, "first tokens that are always selected"),
+    "recency": (0, "reach of a bonus for recent tokens"),
+    "turn_every": (0, "steps until the topic changes"),
+}
 
 
 def add_flags(parser: argparse.ArgumentParser, pools: str, plot: str) -> None:
@@ -24,35 +35,58 @@ def add_flags(parser: argparse.ArgumentParser, pools: str, plot: str) -> None:
     )
     parser.add_argument("--layers", metavar="LIST", help="layers of the traces, 0 is the first (default: all)")
     generated = parser.add_argument_group("generated selections")
-    generated.add_argument("--steps", type=int, default=300, metavar="N", help="decode steps (default 300)")
-    generated.add_argument("--top-k", type=int, default=512, metavar="N", help="(default 512)")
-    generated.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
-    generated.add_argument("--sinks", type=int, default=0, metavar="N", help="first tokens that are always selected")
-    generated.add_argument("--recency", type=int, default=0, metavar="N", help="reach of a bonus for recent tokens")
-    generated.add_argument("--turn-every", type=int, default=0, metavar="N", help="steps until the topic changes")
+    for name, (_, text) in _GENERATED.items():
+        generated.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, layer by layer")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
 
 
-def check(options: argparse.Namespace) -> tuple[list[float], list[int] | None]:
-    """Pools, and layers if some were given; files that cannot be written to are refused before anything is done.
+def check(options: argparse.Namespace, sources: Sequence[str]) -> tuple[list[float], list[int] | None]:
+    """Pools, and layers if some were given; what cannot be read or written is refused before anything is done.
 
     Raises:
-        InvalidArgument: naming `pools`, `layers`, `json` or `plot`.
+        InvalidArgument: naming `pools`, `layers`, `json`, `plot` or `path`, or a flag of generated selections.
     """
     pools = numbers("pools", options.pools, float)
     if not all(1 <= pool <= 1 << 16 for pool in pools):
         raise echo.InvalidArgument(f"pools: {options.pools!r} given, expected multiples of top-k from 1 to {1 << 16}")
     check_files(options)
+    _check_sources(options, sources)
     return pools, None if options.layers is None else numbers("layers", options.layers, int)
 
 
+def _check_sources(options: argparse.Namespace, sources: Sequence[str]) -> None:
+    for source in sources:
+        if source not in (*shipped.NAMES, *synthetic.REGIMES) and not Path(source).exists():
+            known = ", ".join((*shipped.NAMES, *synthetic.REGIMES))
+            raise echo.InvalidArgument(f"path: there is no file {source!r}; traces that need none are {known}")
+    if not any(source in synthetic.REGIMES for source in sources):
+        for name in _GENERATED:
+            if (value := getattr(options, name)) is not None:
+                raise echo.InvalidArgument(f"{name}: {value} given, but none of the traces is generated")
+    if options.seed is not None:
+        settings.check_seed(options.seed)
+
+
 def check_files(options: argparse.Namespace, names: Sequence[str] = ("json", "plot")) -> None:
-    """InvalidArgument naming the flag of a file that cannot be written to."""
+    """Finds out before anything is done what could not be written in the end; a `plot` needs an ending that is known.
+
+    Raises:
+        InvalidArgument: naming the flag.
+        NotSupported: naming `plot`, if matplotlib is missing.
+    """
     for name in names:
         path = getattr(options, name)
-        if path is not None and (not path.parent.is_dir() or path.is_dir()):
+        if path is None:
+            continue
+        if not path.parent.is_dir() or path.is_dir():
             raise echo.InvalidArgument(f"{name}: {str(path)!r} given, expected a file in a folder that exists")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise echo.InvalidArgument(f"{name}: {str(path)!r} given, which may not be written to")
+        if name == "plot":
+            endings = _endings()
+            if path.suffix[1:].lower() not in endings:
+                raise echo.InvalidArgument(f"plot: {str(path)!r} given, expected an ending of {', '.join(endings)}")
 
 
 def load(source: str, options: argparse.Namespace) -> Trace:
@@ -62,16 +96,18 @@ def load(source: str, options: argparse.Namespace) -> Trace:
         return replace(trace, model=f"{trace.model}:{source}")
     if source not in synthetic.REGIMES:
         return Trace.load(source)
-    return synthetic.generate(
-        source,
-        steps=options.steps,
-        top_k=options.top_k,
-        seed=options.seed,
-        ranks=synthetic.ALL,
-        sinks=options.sinks,
-        recency=options.recency,
-        turn_every=options.turn_every,
-    )
+    given = {name: getattr(options, name) for name in _GENERATED}
+    sizes = {name: default if given[name] is None else given[name] for name, (default, _) in _GENERATED.items()}
+    return synthetic.generate(source, ranks=synthetic.ALL, **sizes)
+
+
+def ranks_note(trace: Trace, slots: int) -> str | None:
+    """What a replay in pools of up to so many slots does not know of a trace; None if it knows enough."""
+    if trace.ranks == 0:
+        return "without scores: score and echo go by age"
+    if trace.ranks < min(trace.context[0], 4 * slots):
+        return f"scores of {trace.ranks} tokens: score and echo take the others for lower ones and go by their age"
+    return None
 
 
 def numbers(name: str, text: str, kind: Any) -> list[Any]:
@@ -106,3 +142,10 @@ def pyplot() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def _endings() -> list[str]:
+    pyplot()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    return sorted(FigureCanvasAgg.get_supported_filetypes())

@@ -43,6 +43,7 @@ struct ConfigField {
   std::string_view unit;
   std::string_view doc;
   ConfigMember member;
+  std::string_view choices = {};  ///< of text, as messages list them: "on or off"; empty for numbers
 };
 
 /// The fields of RuntimeConfig in order.

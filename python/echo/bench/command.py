@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import echo
-from echo import trace_options
 from echo.bench import systems, tables
 from echo.bench.figures import Case, Served, account, base_of
 from echo.bench.options import Options, add_flags, check
 from echo.bench.regimes import REGIMES
 from echo.bench.schedule import Load, sample
 from echo.bench.systems import System
+from echo.settings import counted
 
 
 def add_decode(parts: Any) -> None:
@@ -34,11 +34,11 @@ def run(options: argparse.Namespace) -> int:
     """Measures all systems and prints a table."""
     asked = check(options)
     load = asked.load
-    if options.plot is not None:
-        trace_options.pyplot()  # missed now, not at the end
+    layers = counted(asked.shape.layers, "layer")
     print(
-        f"{echo.build_info()}; {len(load.outputs)} requests, {sum(load.outputs):,} tokens to write, on "
-        f"{_contexts(load)}; {asked.shape.layers} layers, top-{asked.shape.top_k}, selections like {asked.regime}",
+        f"{echo.build_info()}; {counted(len(load.outputs), 'request')}, {sum(load.outputs):,} tokens to write, "
+        f"on {_contexts(load)}; {layers}, top-{asked.shape.top_k}, "
+        f"selections like {asked.regime}",
         flush=True,
     )
     cases: list[Case] = []
@@ -49,10 +49,10 @@ def run(options: argparse.Namespace) -> int:
             options.json.write_text(json.dumps(report(asked, cases), indent=1, allow_nan=False) + "\n")
     tables.print_table(cases, asked.added)
     print(
-        f"\nRun were steps of attention with indexer and cache, {asked.shape.layers} layers; of batches of one size "
-        f"{asked.repeat or 'all'}, the others\ntook as long. Filling contexts is not timed. The time added stands for "
-        "the rest of a model and is the same for all batches\n(a real one takes longer for larger batches). Ratios are "
-        "to resident at the same pool."
+        f"\nRun were steps of attention with indexer and cache, {layers}; of batches of one "
+        f"size {asked.repeat or 'all'}, the others\ntook as long. Filling contexts is not timed. The time added stands "
+        "for the rest of a model and is the same for all batches\n(a real one takes longer for larger batches). Ratios "
+        "are to resident at the same pool."
     )
     if options.plot is not None:
         from echo.bench.picture import save_picture
@@ -133,10 +133,10 @@ def _groups(asked: Options) -> list[list[System]]:
 
 def _title(asked: Options) -> str:
     return (
-        f"{len(asked.load.outputs)} requests on {_contexts(asked.load)}, {asked.shape.layers} layers, "
-        f"top-{asked.shape.top_k}; added time is modelled"
+        f"{counted(len(asked.load.outputs), 'request')} on {_contexts(asked.load)}, "
+        f"{counted(asked.shape.layers, 'layer')}, top-{asked.shape.top_k}; added time is modelled"
     )
 
 
 def _contexts(load: Load) -> str:
-    return f"{len(load.lengths)} contexts of {min(load.lengths):,} to {max(load.lengths):,} tokens"
+    return f"{counted(len(load.lengths), 'context')} of {min(load.lengths):,} to {max(load.lengths):,} tokens"

@@ -85,7 +85,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="batches of one size that are really run, others take as long (default 3; 0: run all)",
     )
     parser.add_argument("--quick", action="store_true", help="everything scaled down, for a first look and for CPUs")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    settings.add_device(parser)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, as soon as there are some")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw throughput by pool")
@@ -116,12 +116,13 @@ def check(options: argparse.Namespace) -> Options:
     shape = _shape(chosen("layers"), options.quick)
     lengths, output = _range("lengths", chosen("lengths")), _range("output", chosen("output"))
     pools = [_tokens("pools", word) for word in chosen("pools").split(",")]
-    here = echo.machine_limits(options.device).host_bytes
+    given, device = settings.given(options, _SET_HERE), settings.device(options)
+    settings.check(given)
+    settings.check_seed(options.seed)
+    here = echo.machine_limits(device).host_bytes
     host = options.host_memory or int(min(sizes["host"], 0.95 * here if here else sizes["host"]))
     room = room_for(output[1], lengths[1], shape.top_k)
     load = draw_load(lengths, chosen("requests"), output, host // (shape.layers * shape.row_bytes), room, options.seed)
-    given = settings.given(options)
-    given.pop("device")
     return Options(
         shape=shape,
         load=load,
@@ -129,7 +130,7 @@ def check(options: argparse.Namespace) -> Options:
         added=added,
         repeat=options.repeat,
         regime=options.overlap,
-        device=options.device,
+        device=device,
         seed=options.seed,
         settings=given,
     )

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from echo.bench.figures import PAPER, Case, base_of
 
-_COLUMNS = (  # name, what is under it, width
-    ("pool", "", 8),
-    ("system", "", 15),
-    ("GPU memory", "rows + keys + maps", 21),
-    ("batch", "", 6),
-    ("misses, %", "all / late", 12),
-    ("early, %", "", 9),
-    ("ms/step", "", 8),
-    ("spread", "", 8),
+_COLUMNS = (  # name, what is under it
+    ("pool", ""),
+    ("system", ""),
+    ("GPU memory", "rows + keys + maps"),
+    ("batch", ""),
+    ("missed, %", "all / late"),
+    ("prefetched, %", ""),
+    ("ms/step", ""),
+    ("spread", ""),
 )
-_RATE = 16
 
 
 def print_table(cases: Sequence[Case], added: Sequence[float]) -> None:
     """A line for each system and pool; the ratio is to `resident` at the same pool.
 
-    Misses and rows that were fetched early, before they were known to be selected, are shares of what was selected.
+    Rows that were missed, and those that were prefetched, are shares of what was selected.
     """
+    heads = [
+        [*(name for name, _ in _COLUMNS), *(f"+{extra:g} ms" for extra in added)],
+        [*(below for _, below in _COLUMNS), *(["tokens/s"] * len(added))],
+    ]
+    rows = [[*_cells(case), *_rates(case, base_of(cases, case), added)] for case in cases]
+    widths = [max(map(len, column)) for column in zip(*heads, *rows, strict=True)]
     print()
-    _print_row([name for name, _, _ in _COLUMNS], [f"+{extra:g} ms" for extra in added])
-    _print_row([below for _, below, _ in _COLUMNS], ["tokens/s"] * len(added))
+    for head in heads:
+        _print_row(head, widths)
     for pool in dict.fromkeys(case.system.pool for case in cases):
-        for case in cases:
+        for case, row in zip(cases, rows, strict=True):
             if case.system.pool == pool:
-                _print_row(_cells(case), _rates(case, base_of(cases, case), added))
+                _print_row(row, widths)
         if pool in PAPER:
             print(f"{'':>10}the paper's ECHO over SGLang (8 x H20, whole model): {PAPER[pool]:.2f}x")
 
@@ -63,9 +68,10 @@ def _rates(case: Case, base: Case | None, added: Sequence[float]) -> list[str]:
     return cells
 
 
-def _print_row(cells: Iterable[str], rates: Iterable[str]) -> None:
+def _print_row(cells: Sequence[str], widths: Sequence[int]) -> None:
+    left = [name for name, _ in _COLUMNS].index("system")
     parts = [
-        f"  {cell:<{width}}" if name == "system" else f"{cell:>{width}}"
-        for cell, (name, _, width) in zip(cells, _COLUMNS, strict=True)
+        f"{cell:<{width}}" if i == left else f"{cell:>{width}}"
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
-    print("".join([*parts, *(f"{rate:>{_RATE}}" for rate in rates)]).rstrip())
+    print(f"  {'  '.join(parts)}".rstrip())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import echo
+from echo import settings, trace_options
 from echo.decoding import device_of, one_torch_thread
 from echo.demo import text as texts
 from echo.demo.decode import LastSelections, Workload
@@ -40,7 +41,7 @@ def add_command(commands: Any) -> None:
         help="part of all tokens that the small GPU pool holds (default 0.1)",
     )
     parser.add_argument("--row-format", choices=("fp8_656", "bf16_1152", "fp32"), default="fp8_656")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    settings.add_device(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument(
         "--plot",
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     logging.disable_progress_bar()
     console = Console()
-    device = device_of(options.device)
+    device = device_of(settings.device(options))
     tokenizer: Any = hf.tiny_dsa_tokenizer()
     observed = LastSelections()
     model = hf.DsaModel(hf.tiny_dsa_model(device=device), observer=observed)
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     console.print(
         f"model: tiny_dsa, trained on code, {work.shape.layers} layers, {work.shape.query_heads} heads, "
         f"top-{work.shape.top_k}; text: {len(work.text):,} tokens of echo's own source; "
-        f"{options.sessions} sessions, {options.new_tokens} new tokens each"
+        f"{settings.counted(options.sessions, 'session')}, {settings.counted(options.new_tokens, 'new token')} each"
     )
     started = time.perf_counter()
     with one_torch_thread():
@@ -116,9 +117,7 @@ def _check(options: argparse.Namespace) -> None:
         raise echo.InvalidArgument(f"sessions: {options.sessions} given, expected 1 to 64")
     if options.new_tokens < 1:
         raise echo.InvalidArgument(f"new_tokens: {options.new_tokens} given, expected at least 1")
-    for path, name in ((options.json, "json"), (options.plot, "plot")):
-        if path is not None and not path.parent.is_dir():
-            raise echo.InvalidArgument(f"{name}: there is no folder {str(path.parent)!r}")
+    trace_options.check_files(options)
     if not 0 < options.pool <= 1:
         raise echo.InvalidArgument(f"pool: {options.pool} given, expected more than 0, at most 1")
 

@@ -47,7 +47,7 @@ class Decoded:
 
     @property
     def fetched(self) -> NDArray[np.int64]:
-        """int64 [layers], all rows that came from the host."""
+        """int64 [layers], all rows that came from the host: missed and prefetched."""
         return self.misses + self.prefetched
 
 

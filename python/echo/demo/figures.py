@@ -64,7 +64,7 @@ def figures(
         "gpu_pool_bytes": {name: one.pool * shape.row_bytes * shape.layers for name, one in runs.items()},
         "host_pool_bytes": offloaded.plan.host_bytes,
         "hit_rate": [float(rate) for rate in offloaded.hit_rate.mean(axis=0)],
-        "recalled_rows": [int(rows) for rows in offloaded.misses],
+        "missed_rows": [int(rows) for rows in offloaded.misses],
         "prefetched_rows": [int(rows) for rows in offloaded.prefetched],
         "prefetched_used": [int(rows) for rows in offloaded.prefetched_used],
         # Where everything stays, a row is fetched once and never again.

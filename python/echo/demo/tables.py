@@ -41,8 +41,6 @@ def print_tables(console: Any, resident: Decoded, offloaded: Decoded, figures: d
     size = settings.readable
     row_bytes = offloaded.plan.shape.row_bytes
     runs = (resident, offloaded)
-    fetched = [int(one.fetched.sum()) for one in runs]
-    ahead = [(int(one.prefetched.sum()), int(one.prefetched_used.sum())) for one in runs]
     both = Table(title="the same decoding with two GPU pools")
     both.add_column("")
     both.add_column("pool for everything", justify="right")
@@ -51,27 +49,29 @@ def print_tables(console: Any, resident: Decoded, offloaded: Decoded, figures: d
     row("GPU pool, all layers", *(size(figures["gpu_pool_bytes"][name]) for name in ("resident", "offloaded")))
     row("host pool", *[size(figures["host_pool_bytes"])] * 2)
     row("hit rate", f"{resident.hit_rate.mean():.1%}", f"{offloaded.hit_rate.mean():.1%}")
-    row("rows fetched", *fetched)
-    row("of them while scoring / in vain", *(f"{rows:,} / {rows - used:,}" for rows, used in ahead))
-    row("of them again, after eviction", 0, sum(figures["fetched_again"]))
-    row("bytes fetched", *(size(rows * row_bytes) for rows in fetched))
+    row("rows missed", *(int(one.misses.sum()) for one in runs))
+    row("rows prefetched", *(int(one.prefetched.sum()) for one in runs))
+    row("of them used", *(int(one.prefetched_used.sum()) for one in runs))
+    row("missed or prefetched again", 0, sum(figures["fetched_again"]))
+    row("bytes of all these", *(size(int(one.fetched.sum()) * row_bytes) for one in runs))
     row("time per step, median", *(f"{figures['step_ms'][name]:.1f} ms" for name in ("resident", "offloaded")))
     row("generated tokens", "", verdict(figures["tokens_equal"]))
     row("selections", "", verdict(figures["selections_equal"]))
     both.caption = (
-        "Both start with an empty pool: what is used for the first time is fetched in any case. "
-        "Only what is fetched again is the price of the small pool."
+        "Both start with an empty pool: what is used for the first time comes from the host in any case. "
+        "Only what comes again, after it was evicted, is the price of the small pool."
     )
     console.print(both)
 
     layers = Table(title=f"pool for {offloaded.pool / resident.pool:.0%}, by layer")
-    for name in ("layer", "hit rate", "rows fetched", "again", "per step", "selections, all steps"):
+    for name in ("layer", "hit rate", "missed", "prefetched", "used", "again", "all per step", "selections"):
         layers.add_column(name, justify="right")
     steps = len(offloaded.tokens)
     for layer, rate in enumerate(figures["hit_rate"]):
-        rows, again = int(offloaded.fetched[layer]), figures["fetched_again"][layer]
+        counts = (offloaded.misses[layer], offloaded.prefetched[layer], offloaded.prefetched_used[layer])
+        cells = [f"{int(count):,}" for count in (*counts, figures["fetched_again"][layer])]
         same = np.array_equal(resident.selections[:, layer], offloaded.selections[:, layer])
-        layers.add_row(str(layer), f"{rate:.1%}", f"{rows:,}", f"{again:,}", f"{rows / steps:.1f}", verdict(same))
+        layers.add_row(str(layer), f"{rate:.1%}", *cells, f"{offloaded.fetched[layer] / steps:.1f}", verdict(same))
     console.print(layers)
     if figures["device"] == "cpu":
         console.print("(times on the CPU, where host memory is as near as the pool, say nothing about a GPU)")

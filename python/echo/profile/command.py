@@ -18,6 +18,7 @@ from echo.profile.tiny import tiny_workload
 from echo.profile.trace_file import write_trace
 from echo.profile.workload import Workload
 
+_DRIFT = 0.25
 # Sizes of the workload follow from its own flags.
 _WITHOUT = frozenset({
     "device", "host_tokens", "gpu_slots", "max_batch", "query_rows", "max_sessions", "max_context",
@@ -49,13 +50,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--drift",
         type=float,
-        default=0.25,
         metavar="X",
         help="of --synthetic: fresh part of index queries in each step, relative to the part that stays; "
-        "the larger, the more is recalled (default 0.25)",
+        f"the larger, the more is recalled (default {_DRIFT})",
     )
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are measured (default 20)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    settings.add_device(parser)
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write the steps for chrome://tracing or ui.perfetto.dev"
     )
@@ -68,13 +68,11 @@ def add_command(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measures, prints the tables and writes the files."""
     _check(options)
-    if options.plot is not None:
-        trace_options.pyplot()  # missed now, not at the end
-    device = device_of(options.device)
+    device = device_of(settings.device(options))
     print(f"{echo.build_info()}, on {device}", flush=True)
     with one_torch_thread():
         profile = measure(_workload(options, device), options.steps)
-    print(f"{profile.workload}; {len(profile.steps)} steps\n")
+    print(f"{profile.workload}; {settings.counted(len(profile.steps), 'step')}\n")
     print_tables(profile)
     if options.trace is not None:
         write_trace(options.trace, profile)
@@ -86,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _workload(options: argparse.Namespace, device: str) -> Workload:
-    given = {name: value for name, value in settings.given(options).items() if name not in _WITHOUT}
+    given = settings.given(options, _WITHOUT)
     if not options.synthetic:
         steps = steps_needed(options.steps, device)
         return tiny_workload(device, options.batch or 4, options.length or 4096, options.pool, steps, given)
@@ -97,7 +95,7 @@ def _workload(options: argparse.Namespace, device: str) -> Workload:
         options.batch or batch,
         options.length or 16384,
         options.pool,
-        options.drift,
+        _DRIFT if options.drift is None else options.drift,
         given,
     )
 
@@ -107,10 +105,12 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise echo.InvalidArgument(f"{name}: {value} given, expected at least 1")
-    if options.layers is not None and not options.synthetic:
-        raise echo.InvalidArgument(f"layers: {options.layers} given, the model that ships has its own; see --synthetic")
+    for name in ("layers", "drift"):
+        if (value := getattr(options, name)) is not None and not options.synthetic:
+            raise echo.InvalidArgument(f"{name}: {value} given, the model that ships has its own; see --synthetic")
     if not 1 <= options.pool <= 1 << 16:
         raise echo.InvalidArgument(f"pool: {options.pool} given, expected a multiple of top-k from 1 to {1 << 16}")
-    if not 0 <= options.drift <= 1000:
+    if options.drift is not None and not 0 <= options.drift <= 1000:
         raise echo.InvalidArgument(f"drift: {options.drift} given, expected 0 to 1000")
     trace_options.check_files(options, ("trace", "json", "plot"))
+    settings.check(settings.given(options, _WITHOUT))

@@ -21,6 +21,7 @@ from echo.profile.timeline import Profile, Step
 from echo.profile.workload import WARM_UP, Workload
 
 _AHEAD = 3  # steps that the host may be ahead of the device, so that no call waits for room in its queue
+_COUNTED = ("hits", "misses", "prefetched", "prefetched_used")
 _UNUSED = 2  # first steps under the profiler: the first launch takes long there
 
 
@@ -57,7 +58,7 @@ def measure(work: Workload, steps: int) -> Profile:
             step_us = statistics.fmean(step.end - step.start for step in found)
         else:
             found = steps_of(_events(runtime, last), work.shape.layers)[-steps:]
-        hits, misses = ((_counts(runtime) - before) / len(last)).T
+        counts = (_counts(runtime) - before) / len(last)
         return Profile(
             workload=work.describe(),
             device=runtime.device,
@@ -65,15 +66,14 @@ def measure(work: Workload, steps: int) -> Profile:
             steps=found,
             step_us=step_us,
             call_us=call_us,
-            hits=hits,
-            misses=misses,
+            **dict(zip(_COUNTED, counts.T, strict=True)),
         )
 
 
 def _counts(runtime: Runtime) -> NDArray[np.float64]:
-    """[layers, 2], hits and misses."""
+    """[layers, counters]."""
     runtime.synchronize()
-    return np.array([(layer.hits, layer.misses) for layer in runtime.stats().layers], np.float64)
+    return np.array([[getattr(layer, name) for name in _COUNTED] for layer in runtime.stats().layers], np.float64)
 
 
 def _by_clock(runtime: Runtime, batches: Sequence[Batch], forward: Forward) -> list[Step]:

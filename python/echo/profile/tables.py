@@ -50,19 +50,22 @@ def layer_lines(profile: Profile) -> list[str]:
     times = profile.by_layer("recall")
     if not times.any():
         return ["no kernel could be put down to a layer"]
-    fetched, hit_rate = profile.misses, profile.hit_rate()
+    missed, hit_rate = profile.misses, profile.hit_rate()
     lines = [
         f"recall by layer, 0 to {profile.layers - 1}",
         f"us        {sparkline(times)}  {times.min():,.1f} to {times.max():,.1f}",
-        f"rows      {sparkline(fetched)}  {fetched.min():,.1f} to {fetched.max():,.1f} fetched per step",
+        f"missed    {sparkline(missed)}  {missed.min():,.1f} to {missed.max():,.1f} rows per step",
         "",
-        f"{'layer':<8}{'recall, us':>12}{'of all recall':>15}{'rows fetched':>14}{'hit rate':>10}",
+        f"{'':<47}rows per step",
+        f"{'layer':<8}{'recall, us':>12}{'of all recall':>15}{'missed':>12}{'prefetched':>12}{'of them used':>14}"
+        f"{'hit rate':>10}",
     ]
     shown = range(profile.layers) if profile.layers <= _ALL_LAYERS else np.argsort(-times, kind="stable")[:_MOST]
     for layer in shown:
         lines.append(
             f"{layer:<8}{times[layer]:>12,.1f}{times[layer] / times.sum():>15.1%}"
-            f"{fetched[layer]:>14,.1f}{hit_rate[layer]:>10.1%}"
+            f"{missed[layer]:>12,.1f}{profile.prefetched[layer]:>12,.1f}{profile.prefetched_used[layer]:>14,.1f}"
+            f"{hit_rate[layer]:>10.1%}"
         )
     if len(shown) < profile.layers:
         lines.append(f"the {len(shown)} layers that recall longest; --json writes all")

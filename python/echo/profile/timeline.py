@@ -104,7 +104,9 @@ class Profile:
         steps: at least one.
         step_us: of a step, measured without a profiler.
         call_us: how long the call of `step` kept the host; None on the CPU, where it is the step.
-        hits, misses: float64 [layers], selected rows per step.
+        hits, misses: float64 [layers], selected rows per step; misses are those that a recall fetched.
+        prefetched, prefetched_used: float64 [layers], rows per step that were fetched while scoring, and those of them
+            that were selected in the same step.
     """
 
     workload: str
@@ -115,6 +117,8 @@ class Profile:
     call_us: float | None
     hits: NDArray[np.float64]
     misses: NDArray[np.float64]
+    prefetched: NDArray[np.float64]
+    prefetched_used: NDArray[np.float64]
 
     def parts(self) -> list[Part]:
         """The step divided up. The last part are gaps: what `step_us` has besides, if it has more."""
@@ -168,7 +172,9 @@ class Profile:
             "parts": [vars(part) for part in self.parts()],
             "by_layer": {
                 **{f"{verb}_us": self.by_layer(verb).tolist() for verb in VERBS},
-                "fetched_rows": self.misses.tolist(),
+                "missed_rows": self.misses.tolist(),
+                "prefetched_rows": self.prefetched.tolist(),
+                "prefetched_used": self.prefetched_used.tolist(),
                 "hit_rate": self.hit_rate().tolist(),
             },
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo import Batch, Forward, ModelShape, Runtime, Session
+from echo.settings import counted
 
 WARM_UP = 16
 """Steps before those that are measured: the pools fill, and what is used often settles in them."""
@@ -75,6 +76,7 @@ class Workload:
     def describe(self) -> str:
         """In words, with its sizes."""
         return (
-            f"{self.name}, {self.shape.layers} layers, top-{self.shape.top_k}; {self.batch} sessions of "
-            f"{self.length:,} tokens, {self.slots // self.batch:,} slots each per layer"
+            f"{self.name}, {counted(self.shape.layers, 'layer')}, top-{self.shape.top_k}; "
+            f"{counted(self.batch, 'session')} of {counted(self.length, 'token')}, "
+            f"{self.slots // self.batch:,} slots each per layer"
         )

@@ -60,8 +60,7 @@ def compare(
     """
     pools, names = tuple(slots), tuple(policies)
     chosen = tuple(range(trace.layers) if layers is None else layers)
-    if not set(names) <= set(POLICIES):
-        raise InvalidArgument(f"policies: {', '.join(names)} given, expected some of {', '.join(POLICIES)}")
+    check_policies(names)
     if not chosen or not all(0 <= layer < trace.layers for layer in chosen):
         raise InvalidArgument(f"layers: {list(chosen)} given, expected numbers from 0 to {trace.layers - 1}")
     warm = trace.steps // 2
@@ -77,6 +76,13 @@ def compare(
             full[i, j] = pool.used == pools[i]
             rates[name][i, j] = sum(len(pool.step()) for _ in range(warm, trace.steps)) / selected
     return Comparison(pools, chosen, rates, full)
+
+
+def check_policies(names: Iterable[str]) -> None:
+    """InvalidArgument naming `policies` and the first name that is none."""
+    for name in names:
+        if name not in POLICIES:
+            raise InvalidArgument(f"policies: {name!r} given, expected some of {', '.join(POLICIES)}")
 
 
 def slots_of(trace: Trace, multiple: float) -> int:

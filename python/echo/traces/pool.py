@@ -61,6 +61,12 @@ class Pool:
         there: NDArray[np.bool_] = (rows >= 0) & (self.slot_of[rows] != FREE)
         return there
 
+    def absent(self) -> NDArray[np.bool_]:
+        """Bool [ranks], which ranked rows of the next step are on the host only; the newest one is on its way there."""
+        rows = self.steps.ranked[self.now + 1]
+        lacking: NDArray[np.bool_] = (rows >= 0) & ~self.resident(rows) & (rows != self.steps.newest[self.now + 1])
+        return lacking
+
     def _place(self, rows: Slots) -> None:
         taken = np.arange(self.used, min(self.used + len(rows), len(self.held)))
         self.used += len(taken)

@@ -80,7 +80,7 @@ def guesses(
     misses = 0
     for t in range(steps.steps):
         ranked, scores = steps.ranked[t], steps.scores[t]
-        absent = (ranked >= 0) & ~pool.resident(ranked) & (ranked != steps.newest[t])
+        absent = pool.absent()
         pool.step()
         if not counted[t]:
             continue

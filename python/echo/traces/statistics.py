@@ -75,7 +75,7 @@ class Forecast:
         candidates: ranked tokens above the prediction, per top_k.
         wasted: candidates that were neither resident nor selected, per top_k.
         misses_left: selected tokens that were neither resident nor candidates, per top_k.
-        misses: selected tokens that were not resident, per top_k.
+        misses: selected tokens that were not resident, per top_k. The token that a step appends is in none of these.
     """
 
     alpha: float
@@ -108,7 +108,7 @@ def forecasts(pool: Pool, alphas: Sequence[float]) -> list[Forecast]:
     sums = np.zeros((len(alphas), 4))
     spreads = []
     for t in range(steps.steps):
-        absent = (steps.ranked[t] >= 0) & ~pool.resident(steps.ranked[t])
+        absent = pool.absent()
         pool.step()
         if not counted[t]:
             continue

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from echo import InvalidArgument
+from echo import CapacityError, InvalidArgument, machine_limits
 from echo.traces.ranking import rank
 from echo.traces.trace import Trace
 
 ALL = -1  # as `ranks`
+_BYTES_PER_RANK = 16  # position and score, and as much again while they are checked
 _SHIFT_SIZE = 0.5  # standard deviation of g, made of an AR(1) and of jumps
 _SHIFT_RHO = 0.98
 _JUMP_CHANCE = 0.01  # of a step
@@ -98,6 +99,7 @@ def generate(
 
     Raises:
         InvalidArgument: naming the argument.
+        CapacityError: naming `top_k`, if this machine has not the memory.
     """
     if regime not in REGIMES:
         raise InvalidArgument(f"regime: {regime!r} given, expected one of {', '.join(REGIMES)}")
@@ -107,6 +109,7 @@ def generate(
     for name, value, least, most in (
         ("steps", steps, 1, limit),
         ("top_k", top_k, 1, limit),
+        ("seed", seed, 0, (1 << 63) - 1),
         ("tokens", length, top_k, limit - steps),
         ("layers", layers, 1, limit),
         ("ranks", ranks, top_k if ranks not in (0, ALL) else ALL, limit),
@@ -116,10 +119,17 @@ def generate(
     ):
         if not least <= value <= most:
             raise InvalidArgument(f"{name}: {value} given, expected {least} to {most}")
+    last = length + steps - 1 if recency else length
+    kept = last if ranks == ALL else min(max(ranks, top_k), last)
+    needed, free = _BYTES_PER_RANK * steps * layers * kept, machine_limits("cpu").host_bytes
+    if free and needed > free:
+        raise CapacityError(
+            f"top_k: {top_k} given with {steps} steps, which take {needed / 2**30:,.0f} GiB here, there are "
+            f"{free / 2**30:,.0f}"
+        )
     context = np.full(steps, length, np.int32)
     if recency:
         context += np.arange(steps, dtype=np.int32)
-    kept = int(context[-1]) if ranks == ALL else min(max(ranks, top_k), int(context[-1]))
     ranked = np.full((steps, layers, kept), -1, np.int32)
     scores = np.full((steps, layers, kept), np.nan, np.float32)
     for layer in range(layers):

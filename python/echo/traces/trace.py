@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo import InvalidArgument
+from echo.settings import counted
 from echo.traces import encoding, score_grid
 from echo.traces.ranking import check_ranked, kind_of
 
@@ -113,8 +114,7 @@ class Trace:
         """Its sizes, in words."""
         lengths = sorted({int(self.context[0]), int(self.context[-1])})
         tokens = " to ".join(f"{length:,}" for length in lengths)
-        layers = f"{self.layers} layer" + "s" * (self.layers != 1)
-        return f"{self.steps} steps, {layers}, top-{self.top_k} of {tokens} tokens"
+        return f"{counted(self.steps, 'step')}, {counted(self.layers, 'layer')}, top-{self.top_k} of {tokens} tokens"
 
     def save(self, path: str | Path) -> None:
         """Writes the trace to `path`, under exactly that name. Scores are brought onto their grid."""
@@ -152,6 +152,8 @@ class Trace:
             return cls(**_read(path))
         except FileNotFoundError as error:
             raise InvalidArgument(f"path: there is no file {str(path)!r}") from error
+        except IsADirectoryError as error:
+            raise InvalidArgument(f"path: {str(path)!r} is a folder, expected a file of `echo-kv record`") from error
         except (OSError, EOFError, LookupError, MemoryError, TypeError, ValueError, *_DAMAGE) as error:
             raise InvalidArgument(f"path: {str(path)!r} is no trace: {error}") from error
 
