@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,13 +93,18 @@ def load() -> ctypes.CDLL:
     return library
 
 
+def why_not(part: str, devices: Callable[[], int]) -> str | None:
+    """Why a part of tools/gpu_check.sh can measure nothing here, None if it can; `devices` loads the library."""
+    try:
+        count = devices()
+    except (OSError, AttributeError) as error:
+        return f"libecho_bench is not built (tools/gpu_check.sh {part} does it): {error}"
+    return None if count > 0 else "no CUDA device can be used"
+
+
 def skip_reason() -> str | None:
     """Why nothing can be measured here, None if it can."""
-    try:
-        library = load()
-    except OSError as error:
-        return f"libecho_bench is not built (tools/gpu_check.sh bench-recall does it): {error}"
-    return None if library.echo_bench_devices() > 0 else "no CUDA device can be used"
+    return why_not("bench-recall", lambda: load().echo_bench_devices())
 
 
 _device_seconds = 0.0
@@ -115,18 +121,19 @@ def count_device_time(microseconds: float) -> None:
     _device_seconds += 1e-6 * microseconds
 
 
-class Bench:
-    """The pinned host pool and one case at a time.
+class OpenBench:
+    """The pinned host pool.
 
     Args:
+        library: as `load` gives it.
         host_bytes: pinned, for the largest case.
 
     Raises:
         RuntimeError: from all methods, with the library's message.
     """
 
-    def __init__(self, host_bytes: int) -> None:
-        self._library = load()
+    def __init__(self, library: ctypes.CDLL, host_bytes: int) -> None:
+        self._library = library
         self._handle = self._library.echo_bench_open(host_bytes)
         if not self._handle:
             raise RuntimeError(self._error())
@@ -138,6 +145,18 @@ class Bench:
     def _check(self, status: int) -> None:
         if status != 0:
             raise RuntimeError(self._error())
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._library.echo_bench_close(self._handle)
+        self._handle = None
+
+
+class Bench(OpenBench):
+    """Recall, one case at a time."""
+
+    def __init__(self, host_bytes: int) -> None:
+        super().__init__(load(), host_bytes)
 
     def create(self, case: Case) -> None:
         """Replaces the current case; fills host rows and pools."""
@@ -174,8 +193,3 @@ class Bench:
     def destroy(self) -> None:
         """Gives the memory of the case back."""
         self._check(self._library.echo_bench_destroy(self._handle))
-
-    def close(self) -> None:
-        """Gives everything back."""
-        self._library.echo_bench_close(self._handle)
-        self._handle = None

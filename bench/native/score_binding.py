@@ -6,7 +6,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 
-from native.binding import library_path
+from native.binding import library_path, why_not
 
 _BLOCK_TOKENS = 64
 BLOCK_BYTES = _BLOCK_TOKENS * 132
@@ -82,11 +82,7 @@ def load() -> ctypes.CDLL:
 
 def skip_reason() -> str | None:
     """Why nothing can be measured here, None if it can."""
-    try:
-        library = load()
-    except (OSError, AttributeError) as error:
-        return f"libecho_bench is not built (tools/gpu_check.sh bench-score does it): {error}"
-    return None if library.echo_score_bench_devices() > 0 else "no CUDA device can be used"
+    return why_not("bench-score", lambda: load().echo_score_bench_devices())
 
 
 class ScoreBench:

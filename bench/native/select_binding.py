@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from native.binding import library_path
+from native.binding import library_path, why_not
 
 _BLOCK_TOKENS = 64
 CAPACITY = 8192
@@ -81,11 +81,7 @@ def load() -> ctypes.CDLL:
 
 def skip_reason() -> str | None:
     """Why nothing can be measured here, None if it can."""
-    try:
-        library = load()
-    except (OSError, AttributeError) as error:
-        return f"libecho_bench is not built (tools/gpu_check.sh bench-select does it): {error}"
-    return None if library.echo_select_bench_devices() > 0 else "no CUDA device can be used"
+    return why_not("bench-select", lambda: load().echo_select_bench_devices())
 
 
 def _pointers(tensors: list[Any]) -> Any:

@@ -7,7 +7,6 @@ import enum
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from native import binding
 
@@ -111,30 +110,12 @@ def load() -> ctypes.CDLL:
     return library
 
 
-class StepBench:
-    """The pinned host pool and one case at a time.
-
-    Args:
-        host_bytes: pinned, for the largest case.
-
-    Raises:
-        RuntimeError: from all methods, with the library's message.
-    """
+class StepBench(binding.OpenBench):
+    """Steps, one case at a time."""
 
     def __init__(self, host_bytes: int) -> None:
-        self._library = load()
-        self._handle = self._library.echo_bench_open(host_bytes)
+        super().__init__(load(), host_bytes)
         self._case: Case | None = None
-        if not self._handle:
-            raise RuntimeError(self._error())
-
-    def _error(self) -> str:
-        message: bytes = self._library.echo_bench_error()
-        return message.decode()
-
-    def _check(self, status: int) -> None:
-        if status != 0:
-            raise RuntimeError(self._error())
 
     def create(self, case: Case) -> None:
         """Replaces the current case, unless it is the same; fills host rows, index keys and pools."""
@@ -175,16 +156,7 @@ class StepBench:
         self._case = None
         self._check(self._library.echo_bench_step_destroy(self._handle))
 
-    def close(self) -> None:
-        """Gives everything back."""
-        self._library.echo_bench_close(self._handle)
-        self._handle = None
-
 
 def skip_reason() -> str | None:
     """Why nothing can be measured here, None if it can."""
-    try:
-        library: Any = load()
-    except (OSError, AttributeError) as error:
-        return f"libecho_bench is not built (tools/gpu_check.sh bench-layer does it): {error}"
-    return None if library.echo_bench_devices() > 0 else "no CUDA device can be used"
+    return binding.why_not("bench-layer", lambda: load().echo_bench_devices())
