@@ -48,7 +48,7 @@ def totals(rig: Rig) -> dict[str, int]:
 
 
 def sifts(rig: Rig) -> bool:
-    """Whether the backend sifts at all: generic kernels of a GPU do not."""
+    """Whether the backend sifts at all: on a GPU none does yet."""
     return rig.kind == "cpu" or any(totals(rig).values())
 
 
