@@ -56,7 +56,7 @@ __device__ __forceinline__ void attend_first(float scale, std::uint64_t entries,
   const Weights weights(logits, attention.reference, attention.sum);
   const std::uint32_t atom = ptx::shared_address(shared.rows[0]) + kRopeOffset;
   weights.store(atom);
-  ptx::fence_for_tensor_cores();
+  ptx::fence_proxy_async();
   ptx::named_arrive(kFirstWeightsBarrier, kConsumers);
   rescale(factors, attention.out);
   add_rows(weights, values_of(shared, 0, 0), attention.out);
@@ -90,7 +90,7 @@ __device__ __forceinline__ void attend_second(float scale, std::uint64_t entries
   lead(1, most, shared, attention, factors);
   const Weights weights(logits, attention.reference, attention.sum);
   weights.store(ptx::shared_address(shared.rows[1]) + kRopeOffset);
-  ptx::fence_for_tensor_cores();
+  ptx::fence_proxy_async();
   ptx::named_arrive(kSecondWeightsBarrier, kConsumers);
   ptx::wgmma_wait<0>();
   ptx::pin(attention.out);

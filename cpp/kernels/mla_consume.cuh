@@ -24,7 +24,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   std::uint32_t item_parity = 0;
   for (std::int32_t item = first; item < work.items; item += work.clusters) {
     ptx::wait_copies();
-    ptx::fence_for_tensor_cores();
+    ptx::fence_proxy_async();
     ptx::named_barrier(kConsumersBarrier, kConsumers);
     const std::int32_t next = item + work.clusters;
     if (threadIdx.x == 0 && ptx::cluster_rank() == 0 && next < work.items) {

@@ -243,7 +243,7 @@ __device__ __forceinline__ void announce(std::uint32_t half, std::uint32_t ring,
   if (threadIdx.x == kConsumers) {
     shared.present[half] = {shared.entries[ring][half], has_entries(shared, ring) ? 1U : 0U};
   }
-  ptx::fence_for_tensor_cores();
+  ptx::fence_proxy_async();
   __syncwarp();
   if (lane_index() == 0) {
     shared.full[half].arrive();

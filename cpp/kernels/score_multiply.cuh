@@ -90,7 +90,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
   };
   const auto enter = [&](const GroupQueries& queries) {
     rows = queries.rows[1];
-    query_operand = operand_at(shared_address(queries.codes));
+    query_operand = operand_at(ptx::shared_address(queries.codes));
     if (kOne) {
       lane_rows.set(p, queries, 0, in_block);
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
   };
 
   for (RingPlace place{.stage = warp / kGroupWarps};; place.advance(kMultipliers, shared.stages)) {
-    wait(shared.full[place.stage], place.parity);
+    shared.full[place.stage].wait(place.parity);
     const StageWork work = shared.work[place.stage];
     if (work.group != group) {
       // One group after the other, also those of which other warpgroups have all blocks: a buffer's barriers must not
@@ -110,12 +110,12 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
         if (group >= 0) {
           __syncwarp();
           if (lane_index() == 0) {
-            arrive(shared.queries_empty[group % kBuffers]);
+            shared.queries_empty[group % kBuffers].arrive();
           }
         }
         ++group;
         if (group > 0) {
-          wait(shared.queries_full[group % kBuffers], (static_cast<std::uint32_t>(group + 1) / kBuffers - 1U) & 1U);
+          shared.queries_full[group % kBuffers].wait((static_cast<std::uint32_t>(group + 1) / kBuffers - 1U) & 1U);
         }
       }
       enter(shared.queries_of(group));
@@ -126,13 +126,13 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
     if (kSift && work.token == kSkipped) {
       __syncwarp();
       if (lane_index() == 0) {
-        arrive(shared.empty[place.stage]);
+        shared.empty[place.stage].arrive();
       }
       progress->publish(warp, ++finished);
       continue;
     }
     const std::byte* keys = shared.keys + place.stage * kStageBytes;
-    const std::uint64_t key_operand = operand_at(shared_address(keys));
+    const std::uint64_t key_operand = operand_at(ptx::shared_address(keys));
     const float scale = *reinterpret_cast<const float*>(keys + own_scale);
     for (std::int32_t row = 0; kOne ? row == 0 : row < rows; row += kRows) {
       float dots[kColumns / 2];
@@ -145,7 +145,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
       if (kOne || row + kRows >= rows) {
         __syncwarp();
         if (lane_index() == 0) {
-          arrive(shared.empty[place.stage]);
+          shared.empty[place.stage].arrive();
         }
       }
       float sums[kRows];

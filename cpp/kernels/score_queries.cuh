@@ -136,7 +136,7 @@ __device__ float put_head(const HeadPart<T>& part, std::byte* codes, std::int32_
 
 /// Loads the queries of a group's rows, by warp `warp` of `warps` that do so together; heads behind the model's get
 /// zeros. `free` is called when the first heads are on their way, before anything is written. Ordinary writes to shared
-/// memory: publish_shared_writes and a barrier have to follow.
+/// memory: ptx::fence_proxy_async and a barrier have to follow.
 template <int kHeads, int kAtOnce, typename T, typename Free>
 __device__ void load_queries(const ScoreParams& p, const GroupRows& rows, const GroupQueries& to, int warp, int warps,
                              const KernelErrorView& errors, Free free) {

@@ -93,7 +93,7 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
     load_query(p, 0, 0, shared);
     ptx::cluster_wait();
     ptx::wait_copies();
-    ptx::fence_for_tensor_cores();
+    ptx::fence_proxy_async();
     ptx::named_barrier(kConsumersBarrier, kConsumers);
     if constexpr (kStage == Stage::rows) {
       dump_rows(dump, shared);

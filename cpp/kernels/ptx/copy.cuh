@@ -1,16 +1,14 @@
 #pragma once
 // Data movement on Hopper: loads and copies of 16 bytes, the stores that match the tensor cores' fragments, and the
-// fence between ordinary accesses to shared memory and those of the tensor cores.
+// fence between ordinary accesses to shared memory and those of the tensor cores and the copy engine.
 
 #include <cstdint>
 
 namespace echo::ptx {
 
-/// Orders this thread's ordinary writes to shared memory before what the tensor cores read there, once a barrier has
-/// told them.
-__device__ __forceinline__ void fence_for_tensor_cores() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+/// Orders this thread's ordinary writes to shared memory before what tensor cores and the copy engine do there, once a
+/// barrier has told them.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// 16 bytes of global memory, past the first-level cache.
 __device__ __forceinline__ uint4 load(const void* address) {
