@@ -120,7 +120,7 @@ __device__ __forceinline__ void store_exactly(const std::byte* pool, const std::
     for (auto column = static_cast<std::uint32_t>(lane_index()) * 2; column < kLatent; column += 2 * kWarp) {
       const std::uint32_t codes = *reinterpret_cast<const std::uint16_t*>(row + column);
       const std::uint32_t pair = convert(codes, float_of(fp8_scale(row, column / kFp8Group)));
-      const std::uint32_t place = swizzled(entry, column % 64 / 8) + column % 8 * 2;
+      const std::uint32_t place = chunk_place(entry, column % 64 / 8) + column % 8 * 2;
       ptx::store_shared(to + column / 64 * kAtomBytes + place, pair);
     }
   }
@@ -224,7 +224,7 @@ class Gather<RowFormat::bf16_1152> {
       const std::int32_t slot = slots[entry];
       // The source of an entry that is not there is not read, but has to be an address.
       const std::byte* from = row_address(pool_, slot == kNone ? 0 : slot, kBf16RowBytes) + chunk * 16;
-      const std::uint32_t place = to + swizzled(entry, chunk);
+      const std::uint32_t place = to + chunk_place(entry, chunk);
 #pragma unroll
       for (std::uint32_t atom = 0; atom < kAtoms; ++atom) {
         ptx::copy_async(place + atom * kAtomBytes, from + atom * 128, slot != kNone);

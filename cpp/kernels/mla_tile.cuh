@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/wgmma.cuh"
 #include "kernels/warp.cuh"
 
 namespace echo::mla {
@@ -45,8 +46,8 @@ inline constexpr std::uint32_t kFirstWeightsBarrier = 3;
 inline constexpr std::uint32_t kSecondWeightsBarrier = 4;
 
 /// Byte of 16-byte chunk `chunk` (0 to 7) of row `row` in an atom.
-__device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32_t chunk) {
-  return row * 128 + ((chunk ^ (row & 7U)) << 4);
+__device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uint32_t chunk) {
+  return ptx::swizzled(row, chunk << 4);
 }
 
 inline constexpr int kTile = kHalves * kHalf;

@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "kernels/elements.cuh"
+#include "kernels/ptx/wgmma.cuh"
 #include "kernels/score_groups.cuh"
-#include "kernels/warpgroup_mma.cuh"
 
 namespace echo {
 
-inline constexpr int kQueryDim = kMmaRowBytes;
+inline constexpr int kQueryDim{ptx::kSwizzleRow};        ///< of e4m3, a row of an operand
 inline constexpr int kHeadLanes = 8;                     ///< that share a head
 inline constexpr int kHeadsAtOnce = kWarp / kHeadLanes;  ///< of a warp
 
@@ -128,7 +128,7 @@ __device__ float put_head(const HeadPart<T>& part, std::byte* codes, std::int32_
       words[i / 4] |= two << (i % 4 * 8);
     }
     const auto byte = static_cast<std::uint32_t>(half * kQueryDim / 2 + lane_index() % kHeadLanes * 8);
-    *reinterpret_cast<uint2*>(codes + swizzled(static_cast<std::uint32_t>(operand_row), byte)) =
+    *reinterpret_cast<uint2*>(codes + ptx::swizzled(static_cast<std::uint32_t>(operand_row), byte)) =
         make_uint2(words[0], words[1]);
   }
   return scale;

@@ -22,7 +22,7 @@ inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can ha
 inline constexpr int kStageBytes = 9 * 1024;     ///< a block of keys, on a multiple of the swizzle's 1024 bytes
 inline constexpr int kMostStages = 12;           ///< 12 blocks on their way keep memory busy
 static_assert(kMostStages % kMultipliers == 0);
-static_assert(kMapRowBytes == kMmaRowBytes && kTokensPerBlock == kMmaRows && kMapBlockBytes <= kStageBytes);
+static_assert(kMapRowBytes == ptx::kSwizzleRow && kTokensPerBlock == 64 && kMapBlockBytes <= kStageBytes);
 
 /// What is in a stage.
 struct alignas(8) StageWork {
