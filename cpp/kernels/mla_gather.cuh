@@ -82,7 +82,7 @@ __device__ __forceinline__ void publish_slots(std::int32_t slot, std::uint32_t r
   if (lane_index() == 0) {
     reinterpret_cast<std::uint16_t*>(shared.entries[ring])[warp] = static_cast<std::uint16_t>(entries);
   }
-  ptx::named_barrier(kGatherBarrier, kGatherers);
+  meet_aligned(kGatherBarrier, kGatherers);
 }
 
 /// Whether a tile whose slots have been published has any row.
@@ -239,7 +239,7 @@ class Gather<RowFormat::bf16_1152> {
 };
 
 /// Shows the consumers a half that has been stored.
-__device__ __forceinline__ void announce(std::uint32_t half, std::uint32_t ring, Shared& shared) {
+__device__ __forceinline__ void show_half(std::uint32_t half, std::uint32_t ring, Shared& shared) {
   if (threadIdx.x == kConsumers) {
     shared.present[half] = {shared.entries[ring][half], has_entries(shared, ring) ? 1U : 0U};
   }
@@ -291,7 +291,7 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
       rows.store(ptx::shared_address(shared.rows[0]), shared.slots[ring]);
       rows.finish();
     }
-    announce(0, ring, shared);
+    show_half(0, ring, shared);
     if (any) {
       rows.start(shared.slots[ring] + kHalf);
     }
@@ -303,7 +303,7 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
       rows.store(ptx::shared_address(shared.rows[1]), shared.slots[ring] + kHalf);
       rows.finish();
     }
-    announce(1, ring, shared);
+    show_half(1, ring, shared);
     // What follows passes while the consumers are at the two halves.
     place = next_of(place);
     rows.start(shared.slots[next_ring]);

@@ -127,7 +127,7 @@ template <int kHeads>
 __device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
                                    const KernelErrorView& errors) {
   load_queries_of<kHeads>(p, rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
-  join(kStart, kMultiplierWarps * kWarp);
+  meet(kStart, kMultiplierWarps * kWarp);
 }
 
 /// A loading warp's share of the queries of all runs but the first group's. Queries that a buffer still has stay there.

@@ -94,7 +94,7 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
     ptx::cluster_wait();
     ptx::wait_copies();
     ptx::fence_proxy_async();
-    ptx::named_barrier(kConsumersBarrier, kConsumers);
+    meet_aligned(kConsumersBarrier, kConsumers);
     if constexpr (kStage == Stage::rows) {
       dump_rows(dump, shared);
     } else if constexpr (kStage == Stage::logits) {

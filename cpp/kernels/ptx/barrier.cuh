@@ -1,6 +1,6 @@
 #pragma once
-// Barriers of Hopper as PTX has them: mbarriers in shared memory, local or of another block of the cluster; named
-// barriers for part of a block; the barrier of the whole cluster.
+// Barriers of Hopper as PTX has them: mbarriers in shared memory, local or of another block of the cluster; the barrier
+// of the whole cluster. Those of part of a block are in warp.cuh.
 
 #include <cstdint>
 
@@ -114,16 +114,6 @@ static_assert(sizeof(Mbarrier) == 8);
 /// fence_proxy_async behind it.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, whole warps.
-__device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-/// Counts this thread in at a named barrier without waiting there.
-__device__ __forceinline__ void named_arrive(std::uint32_t id, std::uint32_t threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ std::uint32_t cluster_rank() {
