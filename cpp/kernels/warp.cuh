@@ -36,11 +36,6 @@ __device__ inline T inclusive_warp_sum(T value) {
   return value;
 }
 
-inline constexpr std::int32_t kCacheLine = 128;
-
-/// Fetches a line into the L2 cache, without waiting.
-__device__ inline void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
 /// Barrier of the hardware for `threads` threads of the block, whole warps; they see what the others wrote before. 0 is
 /// the one of __syncthreads.
 __device__ inline void meet(int barrier, int threads) {

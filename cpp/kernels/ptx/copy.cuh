@@ -30,6 +30,21 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+/// A word of shared memory that another warp of the block writes, as it is now.
+__device__ __forceinline__ std::int32_t load_shared_volatile(std::uint32_t address) {
+  std::int32_t value = 0;
+  asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+/// Stores a word that, to the block, tells of all that this thread did before.
+__device__ __forceinline__ void store_shared_release(std::uint32_t address, std::int32_t value) {
+  asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+/// What was loaded before is older than what is loaded behind it, for all of the block.
+__device__ __forceinline__ void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+
 /// 16 bytes from the shared memory of any block of the cluster (see remote_address).
 __device__ __forceinline__ uint4 load_remote(std::uint32_t address) {
   uint4 value;
@@ -49,6 +64,13 @@ __device__ __forceinline__ void copy_word_async(std::uint32_t to, const void* fr
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(real ? 4 : 0) : "memory");
 }
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+inline constexpr std::int32_t kCacheLine = 128;
+
+/// Brings a line into the second-level cache, without waiting.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
 
 /// Brings `bytes` from an address, both multiples of 16, into the second-level cache. The copy engine does it: no fence
 /// and no cp.async.wait waits for it, as they would for copies or loads.
