@@ -20,6 +20,7 @@
 #include "cache_manager/recall.cuh"
 #include "kernels/append_rows.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/ptx/copy.cuh"
 
 namespace echo {
 namespace {
@@ -130,8 +131,8 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kLookers;
   LayerCounters& counters = *p.layer.counters;
   if (claimer == kClaimers - 1) {  // what is counted at the end, when nothing should have to be waited for
-    prefetch(&counters.hits);
-    prefetch(&counters.evictions);
+    ptx::prefetch(&counters.hits);
+    ptx::prefetch(&counters.evictions);
   }
   const std::int32_t now = tick_of(p);
   const RowScores scores = row_scores(p);

@@ -11,6 +11,7 @@
 #include "cache_manager/claim_slots.cuh"
 #include "kernels/elements.cuh"
 #include "kernels/params.hpp"
+#include "kernels/ptx/copy.cuh"
 #include "kernels/step_rows.cuh"
 #include "kernels/warp.cuh"
 
@@ -81,8 +82,8 @@ __device__ inline void prefetch_row(const AppendParams& p, std::int32_t row) {
   const std::int32_t dim = p.shape.latent_dim + p.shape.rope_dim;
   const std::int32_t bytes = p.kv_dtype == DType::u8 ? p.layer.row_bytes : dim * (p.kv_dtype == DType::f32 ? 4 : 2);
   const std::byte* first = row_address(static_cast<const std::byte*>(p.kv), row, bytes);
-  for (std::int32_t done = lane_index() * kCacheLine; done < bytes; done += kWarp * kCacheLine) {
-    prefetch(first + done);
+  for (std::int32_t done = lane_index() * ptx::kCacheLine; done < bytes; done += kWarp * ptx::kCacheLine) {
+    ptx::prefetch(first + done);
   }
 }
 

@@ -56,15 +56,15 @@ __device__ __forceinline__ void attend_first(float scale, std::uint64_t entries,
   const Weights weights(logits, attention.reference, attention.sum);
   const std::uint32_t atom = ptx::shared_address(shared.rows[0]) + kRopeOffset;
   weights.store(atom);
-  ptx::fence_for_tensor_cores();
-  ptx::named_arrive(kFirstWeightsBarrier, kConsumers);
+  ptx::fence_proxy_async();
+  announce_aligned(kFirstWeightsBarrier, kConsumers);
   rescale(factors, attention.out);
   add_rows(weights, values_of(shared, 0, 0), attention.out);
   ptx::wgmma_wait<0>();
   ptx::pin(attention.out);
   release(0, shared);
 
-  ptx::named_barrier(kSecondWeightsBarrier, kConsumers);
+  join_aligned(kSecondWeightsBarrier, kConsumers);
   follow(1, shared, attention);
   shared.full[1].wait(parity);  // long so, but it is this wait that shows the rows to this warpgroup
   add_rows(ptx::k_major(ptx::shared_address(shared.rows[1]) + kRopeOffset), values_of(shared, 1, 0), attention.out);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void attend_second(float scale, std::uint64_t entries
                                               Attention& attention) {
   float logits[kLogits];
   start_logits(shared, 1, logits);
-  ptx::named_barrier(kFirstWeightsBarrier, kConsumers);
+  join_aligned(kFirstWeightsBarrier, kConsumers);
   follow(0, shared, attention);
   shared.full[0].wait(parity);
   add_rows(ptx::k_major(ptx::shared_address(shared.rows[0]) + kRopeOffset), values_of(shared, 0, 1), attention.out);
@@ -90,8 +90,8 @@ __device__ __forceinline__ void attend_second(float scale, std::uint64_t entries
   lead(1, most, shared, attention, factors);
   const Weights weights(logits, attention.reference, attention.sum);
   weights.store(ptx::shared_address(shared.rows[1]) + kRopeOffset);
-  ptx::fence_for_tensor_cores();
-  ptx::named_arrive(kSecondWeightsBarrier, kConsumers);
+  ptx::fence_proxy_async();
+  announce_aligned(kSecondWeightsBarrier, kConsumers);
   ptx::wgmma_wait<0>();
   ptx::pin(attention.out);
   release(0, shared);

@@ -24,8 +24,8 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   std::uint32_t item_parity = 0;
   for (std::int32_t item = first; item < work.items; item += work.clusters) {
     ptx::wait_copies();
-    ptx::fence_for_tensor_cores();
-    ptx::named_barrier(kConsumersBarrier, kConsumers);
+    ptx::fence_proxy_async();
+    meet_aligned(kConsumersBarrier, kConsumers);
     const std::int32_t next = item + work.clusters;
     if (threadIdx.x == 0 && ptx::cluster_rank() == 0 && next < work.items) {
       prefetch_query(p, query_row(p, work, next), work.first_head(next));
@@ -36,7 +36,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       attend_tile(scale, group, parity, shared, attention);
       parity ^= 1U;
     }
-    ptx::named_barrier(kConsumersBarrier, kConsumers);  // nobody reads the second half or the query any more
+    meet_aligned(kConsumersBarrier, kConsumers);  // nobody reads the second half or the query any more
     stage(attention, group, shared);
     __syncwarp();
     if (static_cast<std::uint32_t>(lane_index()) < splits) {

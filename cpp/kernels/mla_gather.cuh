@@ -82,7 +82,7 @@ __device__ __forceinline__ void publish_slots(std::int32_t slot, std::uint32_t r
   if (lane_index() == 0) {
     reinterpret_cast<std::uint16_t*>(shared.entries[ring])[warp] = static_cast<std::uint16_t>(entries);
   }
-  ptx::named_barrier(kGatherBarrier, kGatherers);
+  meet_aligned(kGatherBarrier, kGatherers);
 }
 
 /// Whether a tile whose slots have been published has any row.
@@ -120,7 +120,7 @@ __device__ __forceinline__ void store_exactly(const std::byte* pool, const std::
     for (auto column = static_cast<std::uint32_t>(lane_index()) * 2; column < kLatent; column += 2 * kWarp) {
       const std::uint32_t codes = *reinterpret_cast<const std::uint16_t*>(row + column);
       const std::uint32_t pair = convert(codes, float_of(fp8_scale(row, column / kFp8Group)));
-      const std::uint32_t place = swizzled(entry, column % 64 / 8) + column % 8 * 2;
+      const std::uint32_t place = chunk_place(entry, column % 64 / 8) + column % 8 * 2;
       ptx::store_shared(to + column / 64 * kAtomBytes + place, pair);
     }
   }
@@ -224,7 +224,7 @@ class Gather<RowFormat::bf16_1152> {
       const std::int32_t slot = slots[entry];
       // The source of an entry that is not there is not read, but has to be an address.
       const std::byte* from = row_address(pool_, slot == kNone ? 0 : slot, kBf16RowBytes) + chunk * 16;
-      const std::uint32_t place = to + swizzled(entry, chunk);
+      const std::uint32_t place = to + chunk_place(entry, chunk);
 #pragma unroll
       for (std::uint32_t atom = 0; atom < kAtoms; ++atom) {
         ptx::copy_async(place + atom * kAtomBytes, from + atom * 128, slot != kNone);
@@ -239,11 +239,11 @@ class Gather<RowFormat::bf16_1152> {
 };
 
 /// Shows the consumers a half that has been stored.
-__device__ __forceinline__ void announce(std::uint32_t half, std::uint32_t ring, Shared& shared) {
+__device__ __forceinline__ void show_half(std::uint32_t half, std::uint32_t ring, Shared& shared) {
   if (threadIdx.x == kConsumers) {
     shared.present[half] = {shared.entries[ring][half], has_entries(shared, ring) ? 1U : 0U};
   }
-  ptx::fence_for_tensor_cores();
+  ptx::fence_proxy_async();
   __syncwarp();
   if (lane_index() == 0) {
     shared.full[half].arrive();
@@ -291,7 +291,7 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
       rows.store(ptx::shared_address(shared.rows[0]), shared.slots[ring]);
       rows.finish();
     }
-    announce(0, ring, shared);
+    show_half(0, ring, shared);
     if (any) {
       rows.start(shared.slots[ring] + kHalf);
     }
@@ -303,7 +303,7 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
       rows.store(ptx::shared_address(shared.rows[1]), shared.slots[ring] + kHalf);
       rows.finish();
     }
-    announce(1, ring, shared);
+    show_half(1, ring, shared);
     // What follows passes while the consumers are at the two halves.
     place = next_of(place);
     rows.start(shared.slots[next_ring]);

@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_query(const AttendParams& p, std::int64_t r
     const std::uint32_t head = round * kHeadsAtOnce + threadIdx.x / 8;
     const bool real = first + static_cast<std::int32_t>(head) < p.shape.query_heads;
     const std::int64_t source = real ? ((row * p.shape.query_heads + first + head) * kRowDim) + chunk * 8 : 0;
-    const std::uint32_t place = to + swizzled(head, chunk);
+    const std::uint32_t place = to + chunk_place(head, chunk);
     if (p.q_dtype == DType::bf16) {
       const auto* from = static_cast<const std::uint16_t*>(p.q) + source;
 #pragma unroll
@@ -181,7 +181,7 @@ struct Weights {
   __device__ __forceinline__ void store(std::uint32_t atom) const {
 #pragma unroll
     for (std::uint32_t step = 0; step < kSteps; ++step) {
-      ptx::store_matrices(atom + swizzled(stored_head(), 2 * step + stored_chunk()), steps[step][0], steps[step][1],
+      ptx::store_matrices(atom + chunk_place(stored_head(), 2 * step + stored_chunk()), steps[step][0], steps[step][1],
                           steps[step][2], steps[step][3]);
     }
   }

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/wgmma.cuh"
 #include "kernels/warp.cuh"
 
 namespace echo::mla {
@@ -39,14 +40,14 @@ inline constexpr int kConsumerRegisters = 192;
 inline constexpr int kGatherRegisters = 64;
 static_assert(kConsumers * kConsumerRegisters + kGatherers * kGatherRegisters == 64 * 1024);
 inline constexpr int kMaxSplits = 8;  ///< blocks of a cluster
-inline constexpr std::uint32_t kConsumersBarrier = 1;
-inline constexpr std::uint32_t kGatherBarrier = 2;
-inline constexpr std::uint32_t kFirstWeightsBarrier = 3;
-inline constexpr std::uint32_t kSecondWeightsBarrier = 4;
+inline constexpr int kConsumersBarrier = 1;
+inline constexpr int kGatherBarrier = 2;
+inline constexpr int kFirstWeightsBarrier = 3;
+inline constexpr int kSecondWeightsBarrier = 4;
 
 /// Byte of 16-byte chunk `chunk` (0 to 7) of row `row` in an atom.
-__device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32_t chunk) {
-  return row * 128 + ((chunk ^ (row & 7U)) << 4);
+__device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uint32_t chunk) {
+  return ptx::swizzled(row, chunk << 4);
 }
 
 inline constexpr int kTile = kHalves * kHalf;

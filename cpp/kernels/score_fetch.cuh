@@ -33,7 +33,7 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
                            const ScoreStages& shared, RunList* list, const KernelErrorView& errors) {
   constexpr std::int32_t kAhead = 3;  ///< key blocks of a span that go first, so that memory is soon busy
   // Rows of an entry that are not in this group will need the same keys soon.
-  const std::uint64_t policy = cache_policy(p.step.query_rows > shared.sizes.group_rows);
+  const std::uint64_t policy = ptx::create_policy(p.step.query_rows > shared.sizes.group_rows);
   const std::int64_t host_blocks = p.layer.host_rows / kTokensPerBlock;
   RingPlace place{.stage = 0};
   Run run = maker.run();
@@ -69,15 +69,15 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
       const std::int32_t token = __shfl_sync(kAllLanes, now.token, i);
       const bool there = (all_good >> static_cast<unsigned>(i) & 1U) != 0U;
       if (there || kSift) {  // sifters count on every block of a run
-        wait(shared.empty[place.stage], place.parity ^ 1U);
-        if (elect_lane()) {
+        shared.empty[place.stage].wait(place.parity ^ 1U);
+        if (ptx::elect()) {
           shared.work[place.stage] = {.group = now.group, .token = there ? token : kSkipped};
           if (there) {
-            arrive_expecting(shared.full[place.stage], kMapBlockBytes);
+            shared.full[place.stage].arrive_expecting(kMapBlockBytes);
             std::byte* to = shared.keys + place.stage * kStageBytes;
-            copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
+            ptx::copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
           } else {
-            arrive(shared.full[place.stage]);
+            shared.full[place.stage].arrive();
           }
         }
         __syncwarp();
@@ -98,10 +98,10 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
     }
   }
   for (int i = 0; i < kMultipliers; ++i) {  // each finds one of these next
-    wait(shared.empty[place.stage], place.parity ^ 1U);
-    if (elect_lane()) {
+    shared.empty[place.stage].wait(place.parity ^ 1U);
+    if (ptx::elect()) {
       shared.work[place.stage] = {.group = span.group, .token = kNone};
-      arrive(shared.full[place.stage]);
+      shared.full[place.stage].arrive();
     }
     __syncwarp();
     place.advance(1, shared.stages);
@@ -119,7 +119,7 @@ __device__ void load_queries_of(const ScoreParams& p, const GroupRows& rows, std
   } else {
     load_queries<kHeads, kHeadsInFlight, std::uint16_t>(p, rows, to, warp, warps, errors, free);
   }
-  publish_shared_writes();
+  ptx::fence_proxy_async();
 }
 
 /// The first group's queries, by the multiplying warps.
@@ -127,7 +127,7 @@ template <int kHeads>
 __device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
                                    const KernelErrorView& errors) {
   load_queries_of<kHeads>(p, rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
-  join(kStart, kMultiplierWarps * kWarp);
+  meet(kStart, kMultiplierWarps * kWarp);
 }
 
 /// A loading warp's share of the queries of all runs but the first group's. Queries that a buffer still has stay there.
@@ -142,7 +142,7 @@ class QueryLoader {
   /// Whether load would not have to wait.
   __device__ bool can_load(const Run& run) const {
     return run.queries <= ready_ || run.queries < kBuffers ||
-           __all_sync(kAllLanes, has_left(shared_.queries_empty[run.queries % kBuffers], parity(run.queries)));
+           __all_sync(kAllLanes, shared_.queries_empty[run.queries % kBuffers].completed(parity(run.queries)));
   }
   /// Loads a run's queries if they are missing. Waits until those before it have been left, even where they are the
   /// same: a barrier must not be two phases ahead of anyone.
@@ -154,7 +154,7 @@ class QueryLoader {
     const int buffer = run.queries % kBuffers;
     const auto wait_for_buffer = [&] {
       if (run.queries >= kBuffers) {
-        wait(shared_.queries_empty[buffer], parity(run.queries));
+        shared_.queries_empty[buffer].wait(parity(run.queries));
       }
     };
     if ((buffer == 0 ? held_first_ : held_second_) == run.rows.first) {
@@ -167,7 +167,7 @@ class QueryLoader {
     }
     __syncwarp();
     if (lane_index() == 0) {
-      arrive(shared_.queries_full[buffer]);
+      shared_.queries_full[buffer].arrive();
     }
   }
 

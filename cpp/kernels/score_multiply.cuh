@@ -5,15 +5,15 @@
 
 #include <cstdint>
 
+#include "kernels/ptx/wgmma.cuh"
 #include "kernels/score_stages.cuh"
-#include "kernels/warpgroup_mma.cuh"
 
 namespace echo {
 
 /// Byte of the scale of a key of a block as the copy engine lays it down: two rows behind the keys, swizzled like them.
 __device__ inline std::uint32_t scale_byte(std::int32_t token) {
   const auto byte = static_cast<std::uint32_t>(token) * static_cast<std::uint32_t>(sizeof(float));
-  return swizzled(kTokensPerBlock + byte / kMapRowBytes, byte % kMapRowBytes);
+  return ptx::swizzled(kTokensPerBlock + byte / kMapRowBytes, byte % kMapRowBytes);
 }
 
 /// Twice relu(x); NaN stays.
@@ -71,6 +71,18 @@ struct LaneRows {
   }
 };
 
+/// Begins dots = keys x queries of n = 2 x kElements columns.
+template <int kElements>
+__device__ void begin_multiply(float (&dots)[kElements], std::uint64_t keys, std::uint64_t queries) {
+  constexpr std::uint32_t kStep = 32;  ///< dimensions of a product
+  ptx::wgmma_fence();
+#pragma unroll
+  for (std::uint32_t from = 0; from < kQueryDim; from += kStep) {
+    ptx::wgmma_e4m3(dots, ptx::advanced(keys, from), ptx::advanced(queries, from), from > 0);
+  }
+  ptx::wgmma_commit();
+}
+
 /// A warpgroup: every kMultipliers-th block of keys. With kOne, a group's rows fit in one product.
 template <int kHeads, int kColumns, bool kOne, bool kSift>
 __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, ScoreProgress* progress) {
@@ -90,7 +102,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
   };
   const auto enter = [&](const GroupQueries& queries) {
     rows = queries.rows[1];
-    query_operand = operand_at(shared_address(queries.codes));
+    query_operand = ptx::k_major(ptx::shared_address(queries.codes));
     if (kOne) {
       lane_rows.set(p, queries, 0, in_block);
 #pragma unroll
@@ -101,7 +113,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
   };
 
   for (RingPlace place{.stage = warp / kGroupWarps};; place.advance(kMultipliers, shared.stages)) {
-    wait(shared.full[place.stage], place.parity);
+    shared.full[place.stage].wait(place.parity);
     const StageWork work = shared.work[place.stage];
     if (work.group != group) {
       // One group after the other, also those of which other warpgroups have all blocks: a buffer's barriers must not
@@ -110,12 +122,12 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
         if (group >= 0) {
           __syncwarp();
           if (lane_index() == 0) {
-            arrive(shared.queries_empty[group % kBuffers]);
+            shared.queries_empty[group % kBuffers].arrive();
           }
         }
         ++group;
         if (group > 0) {
-          wait(shared.queries_full[group % kBuffers], (static_cast<std::uint32_t>(group + 1) / kBuffers - 1U) & 1U);
+          shared.queries_full[group % kBuffers].wait((static_cast<std::uint32_t>(group + 1) / kBuffers - 1U) & 1U);
         }
       }
       enter(shared.queries_of(group));
@@ -126,13 +138,13 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
     if (kSift && work.token == kSkipped) {
       __syncwarp();
       if (lane_index() == 0) {
-        arrive(shared.empty[place.stage]);
+        shared.empty[place.stage].arrive();
       }
       progress->publish(warp, ++finished);
       continue;
     }
     const std::byte* keys = shared.keys + place.stage * kStageBytes;
-    const std::uint64_t key_operand = operand_at(shared_address(keys));
+    const std::uint64_t key_operand = ptx::k_major(ptx::shared_address(keys));
     const float scale = *reinterpret_cast<const float*>(keys + own_scale);
     for (std::int32_t row = 0; kOne ? row == 0 : row < rows; row += kRows) {
       float dots[kColumns / 2];
@@ -141,11 +153,12 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
       if (!kOne) {
         lane_rows.set(p, queries, row, in_block);
       }
-      finish_multiply(dots);
+      ptx::wgmma_wait<0>();
+      ptx::pin(dots);
       if (kOne || row + kRows >= rows) {
         __syncwarp();
         if (lane_index() == 0) {
-          arrive(shared.empty[place.stage]);
+          shared.empty[place.stage].arrive();
         }
       }
       float sums[kRows];

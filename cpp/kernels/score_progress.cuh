@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/copy.cuh"
 #include "kernels/warp.cuh"
 
 namespace echo {
@@ -13,9 +15,6 @@ inline constexpr int kMultipliers = 3;  ///< warpgroups, which take the key bloc
 inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
 inline constexpr int kLoaderWarps = 3;  ///< that load queries, and sift
 
-/// What was loaded before is older than what is loaded behind it, for all of the thread block.
-__device__ inline void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
-
 /// In shared memory.
 struct ScoreProgress {
   std::int32_t finished[kMultiplierWarps];  ///< key blocks, by each warp
@@ -24,7 +23,7 @@ struct ScoreProgress {
   __device__ void publish(int warp, std::int32_t count) {
     __syncwarp();
     if (lane_index() == 0) {
-      asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(address(finished + warp)), "r"(count) : "memory");
+      ptx::store_shared_release(ptx::shared_address(finished + warp), count);
     }
   }
 
@@ -33,18 +32,12 @@ struct ScoreProgress {
     constexpr std::int32_t kMost = 0x7FFFFFFF;
     std::int32_t next = kMost;  // that is not finished
     if (lane_index() < kMultiplierWarps) {
-      std::int32_t count = 0;
-      asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(count) : "r"(address(finished + lane_index())) : "memory");
+      const std::int32_t count = ptx::load_shared_volatile(ptx::shared_address(finished + lane_index()));
       next = count * kMultipliers + lane_index() / kGroupWarps;
     }
     next = __reduce_min_sync(kAllLanes, next);
-    fence_block();
+    ptx::block_fence();
     return next;
-  }
-
- private:
-  __device__ static std::uint32_t address(const std::int32_t* word) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(word));
   }
 };
 

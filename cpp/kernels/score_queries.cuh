@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "kernels/elements.cuh"
+#include "kernels/ptx/wgmma.cuh"
 #include "kernels/score_groups.cuh"
-#include "kernels/warpgroup_mma.cuh"
 
 namespace echo {
 
-inline constexpr int kQueryDim = kMmaRowBytes;
+inline constexpr int kQueryDim{ptx::kSwizzleRow};        ///< of e4m3, a row of an operand
 inline constexpr int kHeadLanes = 8;                     ///< that share a head
 inline constexpr int kHeadsAtOnce = kWarp / kHeadLanes;  ///< of a warp
 
@@ -128,7 +128,7 @@ __device__ float put_head(const HeadPart<T>& part, std::byte* codes, std::int32_
       words[i / 4] |= two << (i % 4 * 8);
     }
     const auto byte = static_cast<std::uint32_t>(half * kQueryDim / 2 + lane_index() % kHeadLanes * 8);
-    *reinterpret_cast<uint2*>(codes + swizzled(static_cast<std::uint32_t>(operand_row), byte)) =
+    *reinterpret_cast<uint2*>(codes + ptx::swizzled(static_cast<std::uint32_t>(operand_row), byte)) =
         make_uint2(words[0], words[1]);
   }
   return scale;
@@ -136,7 +136,7 @@ __device__ float put_head(const HeadPart<T>& part, std::byte* codes, std::int32_
 
 /// Loads the queries of a group's rows, by warp `warp` of `warps` that do so together; heads behind the model's get
 /// zeros. `free` is called when the first heads are on their way, before anything is written. Ordinary writes to shared
-/// memory: publish_shared_writes and a barrier have to follow.
+/// memory: ptx::fence_proxy_async and a barrier have to follow.
 template <int kHeads, int kAtOnce, typename T, typename Free>
 __device__ void load_queries(const ScoreParams& p, const GroupRows& rows, const GroupQueries& to, int warp, int warps,
                              const KernelErrorView& errors, Free free) {

@@ -35,12 +35,8 @@ struct Run {
 
 /// What a lane sees of a word of shared memory that another warp writes, and what was stored before it.
 __device__ inline std::int32_t load_acquired(const std::int32_t& word) {
-  std::int32_t value = 0;
-  asm volatile("ld.volatile.shared.b32 %0, [%1];"
-               : "=r"(value)
-               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&word)))
-               : "memory");
-  fence_block();
+  const std::int32_t value = ptx::load_shared_volatile(ptx::shared_address(&word));
+  ptx::block_fence();
   return value;
 }
 /// The same for all lanes of a warp, that they agree.
@@ -50,9 +46,7 @@ __device__ inline std::int32_t warp_load_acquired(const std::int32_t& word) {
   return value;
 }
 __device__ inline void store_released(std::int32_t& word, std::int32_t value) {
-  asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&word))),
-               "r"(value)
-               : "memory");
+  ptx::store_shared_release(ptx::shared_address(&word), value);
 }
 
 /// The ring, in shared memory. Loading warps must see every run before it is overwritten; others take what is there.

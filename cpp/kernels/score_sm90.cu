@@ -75,8 +75,8 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     auto* sift = reinterpret_cast<SiftMemory*>(shared.sift);
     const int warp = __shfl_sync(kAllLanes, warp_index(), 0);  // the compiler then knows that lanes agree
     if (warp == kFetcher) {
-      if (elect_lane()) {
-        prefetch_map(keys);
+      if (ptx::elect()) {
+        ptx::prefetch_map(keys);
       }
       __syncwarp();
       if (kSift) {

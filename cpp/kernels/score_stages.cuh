@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
-#include "kernels/async_copy.cuh"
 #include "kernels/index_key_map.hpp"
+#include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/tensor_copy.cuh"
 #include "kernels/score_progress.cuh"
 #include "kernels/score_queries.cuh"
 
@@ -21,7 +22,7 @@ inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can ha
 inline constexpr int kStageBytes = 9 * 1024;     ///< a block of keys, on a multiple of the swizzle's 1024 bytes
 inline constexpr int kMostStages = 12;           ///< 12 blocks on their way keep memory busy
 static_assert(kMostStages % kMultipliers == 0);
-static_assert(kMapRowBytes == kMmaRowBytes && kTokensPerBlock == kMmaRows && kMapBlockBytes <= kStageBytes);
+static_assert(kMapRowBytes == ptx::kSwizzleRow && kTokensPerBlock == 64 && kMapBlockBytes <= kStageBytes);
 
 /// What is in a stage.
 struct alignas(8) StageWork {
@@ -44,16 +45,31 @@ struct ScoreSizes {
   /// What does not depend on the number of stages.
   ECHO_HOST_DEVICE std::int32_t fixed_bytes() const {
     return sift_bytes +
-           kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(SharedBarrier)));
+           kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(ptx::Mbarrier)));
   }
   ECHO_HOST_DEVICE static std::int32_t stage_bytes() {
-    return kStageBytes + static_cast<int>(sizeof(StageWork)) + 2 * static_cast<int>(sizeof(SharedBarrier));
+    return kStageBytes + static_cast<int>(sizeof(StageWork)) + 2 * static_cast<int>(sizeof(ptx::Mbarrier));
   }
   /// A multiple of the warpgroups, so that in each round a stage is the same one's. Copies may end in any order: a
   /// warpgroup that came to a stage before another had left its last phase would take that phase for its own.
   ECHO_HOST_DEVICE std::int32_t stages() const {
     const std::int32_t fit = (kSharedBytes - fixed_bytes()) / stage_bytes() / kMultipliers * kMultipliers;
     return fit < kMostStages ? fit : kMostStages;
+  }
+};
+
+/// A place in the ring, and the parity of the phases that its barriers go through in this round.
+struct RingPlace {
+  std::int32_t stage;
+  std::uint32_t parity = 0;
+
+  /// `by` is at most the number of stages.
+  __device__ void advance(std::int32_t by, std::int32_t stages) {
+    stage += by;
+    if (stage >= stages) {
+      stage -= stages;
+      parity ^= 1U;
+    }
   }
 };
 
@@ -67,10 +83,10 @@ struct ScoreStages {
   std::byte* lengths;            ///< [kBuffers, length_bytes]
   std::byte* sift;               ///< [sift_bytes]
   StageWork* work;               ///< [stages]
-  SharedBarrier* full;           ///< [stages] the keys and what to do are there
-  SharedBarrier* empty;          ///< [stages] a warpgroup has read them
-  SharedBarrier* queries_full;   ///< [kBuffers]
-  SharedBarrier* queries_empty;  ///< [kBuffers] all warpgroups have left the group
+  ptx::Mbarrier* full;           ///< [stages] the keys and what to do are there
+  ptx::Mbarrier* empty;          ///< [stages] a warpgroup has read them
+  ptx::Mbarrier* queries_full;   ///< [kBuffers]
+  ptx::Mbarrier* queries_empty;  ///< [kBuffers] all warpgroups have left the group
 
   __device__ explicit ScoreStages(ScoreSizes sizes_) : sizes(sizes_), stages(sizes.stages()) {
     extern __shared__ __align__(1024) std::byte memory[];
@@ -80,7 +96,7 @@ struct ScoreStages {
     lengths = weights + kBuffers * sizes.weight_bytes();
     sift = lengths + kBuffers * sizes.length_bytes();
     work = reinterpret_cast<StageWork*>(sift + sizes.sift_bytes);
-    full = reinterpret_cast<SharedBarrier*>(work + stages);
+    full = reinterpret_cast<ptx::Mbarrier*>(work + stages);
     empty = full + stages;
     queries_full = empty + stages;
     queries_empty = queries_full + kBuffers;
@@ -95,17 +111,18 @@ struct ScoreStages {
 
   /// By `warps` warps together, each a few: a warp makes one after the other.
   __device__ void make_barriers(int warp, int warps) const {
-    if (elect_lane()) {
+    if (ptx::elect()) {
       for (int i = warp; i < stages; i += warps) {
-        make_barrier(full[i], 1);
-        make_barrier(empty[i], kGroupWarps);
+        full[i].init(1);
+        empty[i].init(kGroupWarps);
       }
       if (warp >= warps - kBuffers) {
         const int buffer = warps - 1 - warp;
-        make_barrier(queries_full[buffer], kLoaderWarps);
-        make_barrier(queries_empty[buffer], kMultiplierWarps);
+        queries_full[buffer].init(kLoaderWarps);
+        queries_empty[buffer].init(kMultiplierWarps);
       }
-      publish_barriers();
+      ptx::fence_mbarrier_init();
+      ptx::fence_proxy_async();
     }
     __syncwarp();
   }

@@ -147,7 +147,7 @@ struct ClusterList {
       if (own) {
         filled->arrive();
       } else {
-        ptx::arrive_expecting(*filled, 0, static_cast<std::uint32_t>(stored) * sizeof(std::uint64_t));
+        filled->arrive_remote_expecting(0, static_cast<std::uint32_t>(stored) * sizeof(std::uint64_t));
       }
     }
   }

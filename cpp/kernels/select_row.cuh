@@ -57,7 +57,7 @@ __device__ inline void prepare(Shared& shared, std::uint32_t rank, std::uint32_t
     shared.answered.init(1);
     ptx::fence_mbarrier_init();
     if (rank != 0) {
-      ptx::arrive_expecting(shared.answered, rank, sizeof(shared.do_search));
+      shared.answered.arrive_remote_expecting(rank, sizeof(shared.do_search));
     }
     ptx::cluster_fence();
   }

@@ -36,14 +36,10 @@ __device__ inline T inclusive_warp_sum(T value) {
   return value;
 }
 
-inline constexpr std::int32_t kCacheLine = 128;
-
-/// Fetches a line into the L2 cache, without waiting.
-__device__ inline void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
-/// A barrier of `threads` threads of the block; 0 is the one of __syncthreads.
+/// Barrier of the hardware for `threads` threads of the block, whole warps; they see what the others wrote before. 0 is
+/// the one of __syncthreads.
 __device__ inline void meet(int barrier, int threads) {
-  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /// Likewise; whether `value` is true for any of them.
@@ -57,14 +53,20 @@ __device__ inline bool meet_or(int barrier, int threads, bool value) {
   return any != 0;
 }
 
-/// A barrier of the hardware, for the `threads` of some warps: those that announce go on, those that join wait for all.
-/// They see what the others wrote before.
+/// In two roles: those that announce go on, those that join wait for all.
 __device__ inline void announce(int barrier, int threads) {
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-__device__ inline void join(int barrier, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+__device__ inline void join(int barrier, int threads) { meet(barrier, threads); }
+
+/// The same where all lanes of a warp are sure to come together, which spares instructions.
+__device__ inline void meet_aligned(int barrier, int threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+__device__ inline void announce_aligned(int barrier, int threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ inline void join_aligned(int barrier, int threads) { meet_aligned(barrier, threads); }
 
 /// Sum of the values of the threads before this one; `total` becomes the sum over all. Called by
 /// all threads of a block of kThreads; `sums` is shared memory for kThreads / 32 numbers, free

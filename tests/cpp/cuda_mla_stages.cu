@@ -93,8 +93,8 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
     load_query(p, 0, 0, shared);
     ptx::cluster_wait();
     ptx::wait_copies();
-    ptx::fence_for_tensor_cores();
-    ptx::named_barrier(kConsumersBarrier, kConsumers);
+    ptx::fence_proxy_async();
+    meet_aligned(kConsumersBarrier, kConsumers);
     if constexpr (kStage == Stage::rows) {
       dump_rows(dump, shared);
     } else if constexpr (kStage == Stage::logits) {

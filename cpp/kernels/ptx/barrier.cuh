@@ -1,6 +1,6 @@
 #pragma once
-// Barriers of Hopper as PTX has them: transaction-free mbarriers in shared memory, local or of another block of the
-// cluster; named barriers for part of a block; the barrier of the whole cluster.
+// Barriers of Hopper as PTX has them: mbarriers in shared memory, local or of another block of the cluster; the barrier
+// of the whole cluster. Those of part of a block are in warp.cuh.
 
 #include <cstdint>
 
@@ -18,7 +18,8 @@ __device__ __forceinline__ std::uint32_t remote_address(std::uint32_t address, s
   return remote;
 }
 
-/// A phase completes with the `count`th arrival; then the next one begins. Phases have parity 0, 1, 0, ...
+/// A phase completes when `count` arrivals and all bytes that were announced have come; then the next one begins.
+/// Phases have parity 0, 1, 0, ... Arriving releases what the thread wrote before, waiting acquires it.
 struct Mbarrier {
   std::uint64_t state;
 
@@ -27,6 +28,12 @@ struct Mbarrier {
   }
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+  /// Arrives and announces bytes that a copy will bring.
+  __device__ __forceinline__ void arrive_expecting(std::uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+                 "r"(bytes)
+                 : "memory");
   }
   /// Arrives at this barrier of block `rank`; what the caller has seen and done so far is visible to who waits there.
   __device__ __forceinline__ void arrive_remote(std::uint32_t rank) {
@@ -41,19 +48,40 @@ struct Mbarrier {
         "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(shared_address(this), rank))
         : "memory");
   }
+  /// The same, announcing bytes that stores will bring there.
+  __device__ __forceinline__ void arrive_remote_expecting(std::uint32_t rank, std::uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
+                     remote_address(shared_address(this), rank)),
+                 "r"(bytes)
+                 : "memory");
+  }
+  /// Whether the phase of this parity has completed.
+  __device__ __forceinline__ bool completed(std::uint32_t parity) {
+    std::uint32_t done = 0;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(this)), "r"(parity)
+        : "memory");
+    return done != 0;
+  }
   /// Waits until the phase of this parity has completed. A fresh barrier counts as having completed parity 1.
   __device__ __forceinline__ void wait(std::uint32_t parity) {
-    while (!completed(parity)) {
+    while (!try_wait(parity)) {
     }
   }
   /// The same, also for arrivals from other blocks.
   __device__ __forceinline__ void wait_cluster(std::uint32_t parity) {
-    while (!completed_cluster(parity)) {
+    while (!try_wait_cluster(parity)) {
     }
   }
 
  private:
-  __device__ __forceinline__ bool completed(std::uint32_t parity) {
+  __device__ __forceinline__ bool try_wait(std::uint32_t parity) {
     std::uint32_t done = 0;
     asm volatile(
         "{\n"
@@ -66,7 +94,7 @@ struct Mbarrier {
         : "memory");
     return done != 0;
   }
-  __device__ __forceinline__ bool completed_cluster(std::uint32_t parity) {
+  __device__ __forceinline__ bool try_wait_cluster(std::uint32_t parity) {
     std::uint32_t done = 0;
     asm volatile(
         "{\n"
@@ -82,19 +110,10 @@ struct Mbarrier {
 };
 static_assert(sizeof(Mbarrier) == 8);
 
-/// Makes freshly initialised mbarriers visible to the other blocks of the cluster.
+/// Makes freshly initialised mbarriers visible to the other blocks of the cluster; to the copy engine, with
+/// fence_proxy_async behind it.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/// Barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, whole warps.
-__device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-/// Counts this thread in at a named barrier without waiting there.
-__device__ __forceinline__ void named_arrive(std::uint32_t id, std::uint32_t threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ std::uint32_t cluster_rank() {

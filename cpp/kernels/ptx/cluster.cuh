@@ -54,12 +54,4 @@ __device__ __forceinline__ void store_async(std::uint64_t* shared, std::uint32_t
                : "memory");
 }
 
-/// Arrives at the barrier of block `rank` and lets its phase last until so many more bytes have come.
-__device__ __forceinline__ void arrive_expecting(Mbarrier& barrier, std::uint32_t rank, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
-                   remote_address(shared_address(&barrier), rank)),
-               "r"(bytes)
-               : "memory");
-}
-
 }  // namespace echo::ptx

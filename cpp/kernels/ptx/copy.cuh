@@ -1,16 +1,14 @@
 #pragma once
 // Data movement on Hopper: loads and copies of 16 bytes, the stores that match the tensor cores' fragments, and the
-// fence between ordinary accesses to shared memory and those of the tensor cores.
+// fence between ordinary accesses to shared memory and those of the tensor cores and the copy engine.
 
 #include <cstdint>
 
 namespace echo::ptx {
 
-/// Orders this thread's ordinary writes to shared memory before what the tensor cores read there, once a barrier has
-/// told them.
-__device__ __forceinline__ void fence_for_tensor_cores() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+/// Orders this thread's ordinary writes to shared memory before what tensor cores and the copy engine do there, once a
+/// barrier has told them.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// 16 bytes of global memory, past the first-level cache.
 __device__ __forceinline__ uint4 load(const void* address) {
@@ -32,6 +30,21 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+/// A word of shared memory that another warp of the block writes, as it is now.
+__device__ __forceinline__ std::int32_t load_shared_volatile(std::uint32_t address) {
+  std::int32_t value = 0;
+  asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+/// Stores a word that, to the block, tells of all that this thread did before.
+__device__ __forceinline__ void store_shared_release(std::uint32_t address, std::int32_t value) {
+  asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+/// What was loaded before is older than what is loaded behind it, for all of the block.
+__device__ __forceinline__ void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
+
 /// 16 bytes from the shared memory of any block of the cluster (see remote_address).
 __device__ __forceinline__ uint4 load_remote(std::uint32_t address) {
   uint4 value;
@@ -51,6 +64,13 @@ __device__ __forceinline__ void copy_word_async(std::uint32_t to, const void* fr
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(real ? 4 : 0) : "memory");
 }
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+inline constexpr std::int32_t kCacheLine = 128;
+
+/// Brings a line into the second-level cache, without waiting.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
 
 /// Brings `bytes` from an address, both multiples of 16, into the second-level cache. The copy engine does it: no fence
 /// and no cp.async.wait waits for it, as they would for copies or loads.

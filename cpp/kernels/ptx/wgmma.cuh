@@ -1,14 +1,17 @@
 #pragma once
-// Products of a warpgroup on Hopper's tensor cores: D[64, N] += A[64, 16] B[16, N] in bf16 with fp32 sums. They run
-// asynchronously: fence, products, commit, wait; in between the registers of D (and A) must not be touched.
+// Products of a warpgroup (four warps, the first one's index a multiple of four) on Hopper's tensor cores, with fp32
+// sums: D[64, N] += A[64, 16] B[16, N] in bf16, or A[64, 32] B[32, N] in e4m3. They run asynchronously: fence,
+// products, commit, wait; in between the registers of D (and A) must not be touched.
 //
 // Fragments: thread t of the warpgroup holds, with g = t % 32 / 4, c = t % 4 and r = 16 * (t / 32) + g,
 //   D[4 j + {0, 1}] = row r,     columns 8 j + 2 c + {0, 1}      D[4 j + {2, 3}] = the same of row r + 8
+// and in bf16
 //   A[0] = row r, columns 2 c + {0, 1}    A[1] = row r + 8    A[2], A[3] = the same of columns + 8
 //
 // Operands in shared memory use the 128-byte swizzle: atoms of 8 rows x 128 bytes, 1024 bytes, aligned to their size,
 // in which 16-byte chunk i of row r lies at place i ^ r.
-//   K-major    rows are M or N, 64 elements of K in a row; groups of 8 rows follow each other. The next 16 of K: + 32 B
+//   K-major    rows are M or N, 64 bf16 or 128 e4m3 of K in a row; groups of 8 rows follow each other. The next step
+//              of K (16 or 32): + 32 B
 //   MN-major   rows are K, 64 elements of N in a row; groups of 8 rows follow each other, and the next 64 of N lie
 //              `stride` bytes further on. The next 16 of K: + 2048 B
 
@@ -17,6 +20,12 @@
 namespace echo::ptx {
 
 inline constexpr std::uint32_t kSwizzleAtom = 1024;
+inline constexpr std::uint32_t kSwizzleRow = 128;
+
+/// Where byte `byte` of row `row` of an operand lies.
+__device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32_t byte) {
+  return row * kSwizzleRow + (byte ^ ((row & 7U) << 4));
+}
 
 /// Matrix descriptor: start address, the two strides (in units of 16 bytes) and the swizzle.
 __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, std::uint32_t leading,
@@ -57,6 +66,7 @@ __device__ __forceinline__ void pin(float (&registers)[kCount]) {
 #define ECHO_F4(d, i) "+f"((d)[i]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3])
 #define ECHO_F16(d, i) ECHO_F4(d, i), ECHO_F4(d, (i) + 4), ECHO_F4(d, (i) + 8), ECHO_F4(d, (i) + 12)
 #define ECHO_F64(d, i) ECHO_F16(d, i), ECHO_F16(d, (i) + 16), ECHO_F16(d, (i) + 32), ECHO_F16(d, (i) + 48)
+#define ECHO_D16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
 #define ECHO_D32                                       \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "          \
   "%10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
@@ -98,9 +108,45 @@ __device__ __forceinline__ void wgmma_64x128(float (&d)[128], const std::uint32_
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+/// D[64, N] = A B or += A B in e4m3; both K-major in shared memory.
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 " ECHO_D16
+      ", %16, %17, p, 1, 1;\n"
+      "}"
+      : ECHO_F16(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)));
+}
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " ECHO_D32
+      ", %32, %33, p, 1, 1;\n"
+      "}"
+      : ECHO_F16(d, 0), ECHO_F16(d, 16)
+      : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)));
+}
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " ECHO_D64
+      ", %64, %65, p, 1, 1;\n"
+      "}"
+      : ECHO_F64(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<std::int32_t>(add)));
+}
+
 #undef ECHO_F4
 #undef ECHO_F16
 #undef ECHO_F64
+#undef ECHO_D16
 #undef ECHO_D32
 #undef ECHO_D64
 
