@@ -118,10 +118,10 @@ TEST_F(CudaScoreSift, ScoresKeepTheirBitsAndCandidatesAreExact) {
   }
 }
 
-TEST_F(CudaScoreSift, LongRowsAreComparedAsAWhole) {
+TEST_F(CudaScoreSift, LongRowsThatAreComparedInTimeAreRight) {
   const int complete = sift_rows(64, {.slots = 64, .batch = 3, .query_rows = 1, .table_stride = 1600},
                                  {102'400, 100'011, 99'000}, 24, {1.0F, 0.97F, 1.02F});
-  EXPECT_GT(complete, 0);  // how many of the 9 rows are compared in time is a question of time
+  EXPECT_GT(complete, 0);  // how many of the 9 is a question of time
 }
 
 TEST_F(CudaScoreSift, WhateverIsPredicted) {

@@ -18,6 +18,20 @@ __device__ __forceinline__ std::uint32_t remote_address(std::uint32_t address, s
   return remote;
 }
 
+/// Returns what a waiting instruction says of the phase of `parity`.
+#define ECHO_PHASE_COMPLETED(instruction)      \
+  std::uint32_t done = 0;                      \
+  asm volatile(                                \
+      "{\n"                                    \
+      ".reg .pred p;\n" instruction            \
+      ".shared::cta.b64 p, [%1], %2;\n"        \
+      "selp.u32 %0, 1, 0, p;\n"                \
+      "}"                                      \
+      : "=r"(done)                             \
+      : "r"(shared_address(this)), "r"(parity) \
+      : "memory");                             \
+  return done != 0
+
 /// A phase completes when `count` arrivals and all bytes that were announced have come; then the next one begins.
 /// Phases have parity 0, 1, 0, ... Arriving releases what the thread wrote before, waiting acquires it.
 struct Mbarrier {
@@ -57,17 +71,7 @@ struct Mbarrier {
   }
   /// Whether the phase of this parity has completed.
   __device__ __forceinline__ bool completed(std::uint32_t parity) {
-    std::uint32_t done = 0;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(shared_address(this)), "r"(parity)
-        : "memory");
-    return done != 0;
+    ECHO_PHASE_COMPLETED("mbarrier.test_wait.parity.acquire.cta");
   }
   /// Waits until the phase of this parity has completed. A fresh barrier counts as having completed parity 1.
   __device__ __forceinline__ void wait(std::uint32_t parity) {
@@ -82,33 +86,14 @@ struct Mbarrier {
 
  private:
   __device__ __forceinline__ bool try_wait(std::uint32_t parity) {
-    std::uint32_t done = 0;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(shared_address(this)), "r"(parity)
-        : "memory");
-    return done != 0;
+    ECHO_PHASE_COMPLETED("mbarrier.try_wait.parity.acquire.cta");
   }
   __device__ __forceinline__ bool try_wait_cluster(std::uint32_t parity) {
-    std::uint32_t done = 0;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(shared_address(this)), "r"(parity)
-        : "memory");
-    return done != 0;
+    ECHO_PHASE_COMPLETED("mbarrier.try_wait.parity.acquire.cluster");
   }
 };
 static_assert(sizeof(Mbarrier) == 8);
+#undef ECHO_PHASE_COMPLETED
 
 /// Makes freshly initialised mbarriers visible to the other blocks of the cluster; to the copy engine, with
 /// fence_proxy_async behind it.
