@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def profile_of(steps: list[Step], layers: int, step_us: float) -> Profile:
-    counts = [np.full(layers, number) for number in (30.0, 10.0, 8.0, 5.0)]
+    counts = [np.full(layers, number) for number in (30.0, 10.0, 8.0, 5.0, 4.0, 3.0)]
     return Profile("by hand", "cuda:0", layers, steps, step_us, 20.0, *counts)
 
 
@@ -173,8 +173,8 @@ def test_of_many_layers_those_that_recall_longest_are_shown():
     spans = [Span("recall", 10.0 * layer, 10.0 * layer + 1 + layer % 7, "stream 7", layer) for layer in range(61)]
     lines = layer_lines(profile_of([Step(0.0, 620.0, spans)], 61, 620.0))
     assert [line.split()[0] for line in lines[6:11]] == ["6", "13", "20", "27", "34"] and len(lines) == 12
-    assert lines[5].split()[-7:] == ["missed", "prefetched", "of", "them", "used", "hit", "rate"]
-    assert lines[6].split()[-4:] == ["10.0", "8.0", "5.0", "75.0%"]
+    assert lines[5].split()[-7:] == ["missed", "prefetched", "used", "forecast", "used", "hit", "rate"]
+    assert lines[6].split()[-6:] == ["10.0", "8.0", "5.0", "4.0", "3.0", "75.0%"]
     assert len(sparkline(range(61))) == 61 and sparkline([0, 1, 8]) == "▁▂█" and sparkline([0, 0]) == "▁▁"
     assert layer_lines(profile_of([Step(0.0, 1.0, [])], 61, 1.0)) == ["no kernel could be put down to a layer"]
 

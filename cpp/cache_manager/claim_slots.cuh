@@ -78,7 +78,7 @@ __device__ inline Sight read_slot(const LayerView& layer, const ClaimPlace& plac
 /// Whether it may be taken, and how cold it is.
 __device__ inline void judge(const RowScores& scores, std::int32_t now, Sight& sight) {
   if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
-    sight.candidate = {scores.distance(sight.row), now - sight.stamp};
+    sight.candidate = {scores.distance(sight.row), age_of(sight.stamp, now)};
   } else {
     sight.slot = kNone;
   }

@@ -17,6 +17,7 @@ from echo.bench.systems import SYSTEMS, System
 _SET_HERE = frozenset({
     "device", "host_tokens", "gpu_slots", "max_batch", "query_rows", "max_sessions", "max_context", "prefill_chunk",
     "prefetch",
+    "forecast_cap",
 })  # fmt: skip
 _SIZES: dict[bool, dict[str, Any]] = {  # by --quick: small enough for seconds on a CPU
     False: {

@@ -107,6 +107,8 @@ class Profile:
         hits, misses: float64 [layers], selected rows per step; misses are those that a recall fetched.
         prefetched, prefetched_used: float64 [layers], rows per step that were fetched while scoring, and those of them
             that were selected in the same step.
+        forecast, forecast_used: float64 [layers], rows per step that were fetched for the next one, and earlier ones of
+            them that were selected for the first time.
     """
 
     workload: str
@@ -119,6 +121,8 @@ class Profile:
     misses: NDArray[np.float64]
     prefetched: NDArray[np.float64]
     prefetched_used: NDArray[np.float64]
+    forecast: NDArray[np.float64]
+    forecast_used: NDArray[np.float64]
 
     def parts(self) -> list[Part]:
         """The step divided up. The last part are gaps: what `step_us` has besides, if it has more."""
@@ -175,6 +179,8 @@ class Profile:
                 "missed_rows": self.misses.tolist(),
                 "prefetched_rows": self.prefetched.tolist(),
                 "prefetched_used": self.prefetched_used.tolist(),
+                "forecast_rows": self.forecast.tolist(),
+                "forecast_used": self.forecast_used.tolist(),
                 "hit_rate": self.hit_rate().tolist(),
             },
         }
