@@ -98,7 +98,16 @@ __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThrea
 /// Of the entries of a thread or a warp.
 struct LookUpCounts {
   std::int32_t lost;   ///< those whose row another thread was fetching already
-  std::int32_t ahead;  ///< those for whose row score had fetched it in this tick, and nobody had used it
+  std::int32_t ahead;  ///< those whose row had been fetched ahead, and nobody had used it: two numbers
+
+  /// Of the row of a slot with that stamp.
+  __device__ static std::int32_t ahead_of(std::int32_t stamp, std::int32_t now) {
+    return stamp == prefetched_at(now) ? 1 : (is_forecast(stamp) ? 1 << 16 : 0);
+  }
+  /// By score in this tick.
+  __device__ std::int32_t prefetched() const { return ahead & 0xFFFF; }
+  /// By a forecast.
+  __device__ std::int32_t forecast() const { return ahead >> 16; }
 };
 
 /// Looks up the host rows of a thread's entries, as look_up does; what is neither simply resident nor simply missing is
@@ -129,7 +138,7 @@ __device__ LookUpCounts look_up_all(const LayerView& layer, std::int32_t now, En
     const bool missing = slots[i] < 0 && slots[i] != kPending && before[i] == slots[i];
     if (hit) {
       entry.slot = slots[i];
-      counts.ahead += before[i] == prefetched_at(now) ? 1 : 0;
+      counts.ahead += LookUpCounts::ahead_of(before[i], now);
     } else if (!missing && entry.row != kNone && entry.slot != kPending) {
       entry.slot = look_up(layer, entry.row, now, slots[i] >= 0 ? slots[i] : before[i]);
       counts.lost += entry.slot == kPending ? 1 : 0;

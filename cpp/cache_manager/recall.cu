@@ -144,7 +144,8 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   if (claimer == 0) {
     count(&counters.hits, sums.found - sums.missing);
     count(&counters.lost_races, sums.counts.lost);
-    count(&counters.prefetched_used, sums.counts.ahead);
+    count(&counters.prefetched_used, sums.counts.prefetched());
+    count(&counters.forecast_used, sums.counts.forecast());
   }
   if (sums.missing == 0) {
     return;

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "cache_manager/fetch_forecast.cuh"
+#include "cache_manager/find_forecast.cuh"
 #include "cache_manager/owners.cuh"
 #include "cache_manager/recall.cuh"
 #include "cache_manager/release.cuh"
@@ -129,6 +131,7 @@ void CudaBackend::use_stream(std::uintptr_t stream) {
   if (next == stream_) {
     return;
   }
+  forecasts_.join(stream_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   ECHO_CUDA_CHECK(cudaStreamIsCapturing(next, &status));
   if (status == cudaStreamCaptureStatusNone) {
@@ -140,6 +143,7 @@ void CudaBackend::use_stream(std::uintptr_t stream) {
 
 void CudaBackend::copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind) {
   const DeviceGuard guard(device_);
+  forecasts_.join(stream_);
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t part = pinned_memory_.copyable(static_cast<const std::byte*>(host) + done, bytes - done);
     ECHO_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, static_cast<const std::byte*>(from) + done,
@@ -159,6 +163,7 @@ void CudaBackend::copy_to_host(void* host, const void* device, std::size_t bytes
 
 void CudaBackend::fill(void* device, int byte, std::size_t bytes) {
   const DeviceGuard guard(device_);
+  forecasts_.join(stream_);
   ECHO_CUDA_CHECK(cudaMemsetAsync(device, byte, bytes, stream_));
 }
 
@@ -170,7 +175,8 @@ void CudaBackend::read_counters(void* host, const void* device, std::size_t byte
 
 void CudaBackend::upload_control(void* device, const void* host, std::size_t bytes) {
   const DeviceGuard guard(device_);
-  errors_.check();  // a pass reports what the ones before it met, without waiting for them
+  forecasts_.join(stream_);  // of a pass that failed
+  errors_.check();           // a pass reports what the ones before it met, without waiting for them
   staging_.upload(device, host, bytes, stream_);
 }
 
@@ -182,6 +188,7 @@ void CudaBackend::begin(const BeginParams& params) {
 void CudaBackend::append(const AppendParams& params) {
   const DeviceGuard guard(device_);
   check_rows(params.layer, params.step.rows, 0, params.kv, params.kv_dtype);
+  forecasts_.join_layer(stream_, params.layer.pool);
   if (params.kv != nullptr || params.index_key != nullptr) {
     launch_append(params, context());
   }
@@ -190,8 +197,10 @@ void CudaBackend::append(const AppendParams& params) {
 void CudaBackend::score(const ScoreParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
+  forecasts_.join_found(stream_);  // they read the last scores
   if (params.sift.rows != nullptr) {
     check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
+    forecasts_.join_layer(stream_, params.layer.pool);
   }
   if (!score_sm90_ || !can_sift_sm90(params)) {
     clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
@@ -225,7 +234,28 @@ void CudaBackend::select(const SelectParams& params) {
 void CudaBackend::recall(const RecallParams& params) {
   const DeviceGuard guard(device_);
   check_rows(params.layer, params.step.rows, params.block.count, params.kv, params.kv_dtype);
+  forecasts_.join_layer(stream_, params.layer.pool);
   launch_recall(params, context(/*waits=*/true));
+}
+
+void CudaBackend::forecast(const ForecastParams& params) {
+  const DeviceGuard guard(device_);
+  check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
+  const ScratchSizes& sizes = scratch().sizes();
+  require_at_most("layer", params.index + 1, sizes.layers);
+  require_at_most("sessions", params.step.rows / params.step.query_rows, sizes.entries);
+  require_at_most("forecast_cap", params.cap, sizes.forecast_cap);
+  ForecastLists lists = scratch().forecast(params.index);
+  lists.cap = std::min(lists.cap, params.cap);
+  if (lists.cap == 0) {
+    return;
+  }
+  const auto beside = [&](cudaStream_t stream) { return LaunchContext{stream, multiprocessors_, errors_.view()}; };
+  forecasts_.fork(stream_, params.layer.pool);
+  launch_find_forecast(params, lists, beside(forecasts_.find_stream()));
+  forecasts_.found();
+  launch_fetch_forecast(params, lists, beside(forecasts_.fetch_stream()));
+  forecasts_.fetched();
 }
 
 void CudaBackend::attend(const AttendParams& params) {
@@ -244,7 +274,9 @@ void CudaBackend::attend(const AttendParams& params) {
 
 void CudaBackend::commit(const CommitParams& params) {
   const DeviceGuard guard(device_);
+  forecasts_.join_found(stream_);  // they read k-th scores
   launch_commit(params, context());
+  forecasts_.join(stream_);
 }
 
 void CudaBackend::release(std::span<const LayerView> layers, std::span<const RowRun> rows) {
@@ -252,6 +284,7 @@ void CudaBackend::release(std::span<const LayerView> layers, std::span<const Row
   if (layers.empty()) {
     return;
   }
+  forecasts_.join(stream_);
   const Scratch& memory = scratch();
   require_at_most("layers", std::ssize(layers), memory.sizes().layers);
   const std::vector<RowRun> runs = short_runs(rows, layers.front().host_rows);
@@ -271,11 +304,13 @@ void CudaBackend::synchronize() {
 
 void CudaBackend::wait() {
   const DeviceGuard guard(device_);
+  forecasts_.join(stream_);
   ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
 void CudaBackend::retire() noexcept {
   const DeviceGuard guard(device_);
+  ECHO_CUDA_WARN(cudaStreamSynchronize(forecasts_.fetch_stream()));
   ECHO_CUDA_WARN(cudaStreamSynchronize(stream_));
   stream_ = own_stream_.get();
 }

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echo.profile.kernels import BEGIN, COMMIT, GAPS, OTHER, UPLOAD, VERBS
+from echo.profile.kernels import BEGIN, COMMIT, FORECAST, GAPS, OTHER, UPLOAD, VERBS
 
-_ORDER = (UPLOAD, BEGIN, *VERBS, COMMIT)
+_ORDER = (UPLOAD, BEGIN, *VERBS, FORECAST, COMMIT)
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,26 @@ class Step:
         return Step(self.start + by, self.end + by, spans, host)
 
     def own_times(self) -> NDArray[np.float64]:
-        """Microseconds of each span; an instant in which several run counts for the one that began first."""
+        """Microseconds of each span; an instant in which several run counts for the one that began first.
+
+        For forecasts it counts only where nothing else runs.
+        """
         times = np.zeros(len(self.spans))
+        busy: list[tuple[float, float]] = []  # of all others, apart from each other
         covered = self.start
         for i, span in enumerate(self.spans):
-            times[i] = max(0.0, span.end - max(span.start, covered))
-            covered = max(covered, span.end)
+            if span.part != FORECAST and span.end > covered:
+                begin = max(span.start, covered)
+                times[i] = span.end - begin
+                busy.append((begin, span.end))
+                covered = span.end
+        covered = self.start
+        for i, span in enumerate(self.spans):
+            if span.part == FORECAST and span.end > covered:
+                begin = max(span.start, covered)
+                beside = sum(max(0.0, min(end, span.end) - max(start, begin)) for start, end in busy)
+                times[i] = span.end - begin - beside
+                covered = span.end
         return times
 
 
