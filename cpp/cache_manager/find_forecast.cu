@@ -1,11 +1,12 @@
-// find_forecast: rows that the next step probably selects, and slots for them. A thread block per batch entry, beside
-// the pass's stream (forecast_branch.hpp).
+// find_forecast: rows that the next step probably selects, and slots for them. Few thread blocks beside the pass's
+// stream (forecast_branch.hpp), each for one batch entry after the other, as long as there is time: until end_forecast.
 //
 // Of the entry's near tokens (near_tokens.cuh) that are not resident the best are claimed, as far as the cap goes.
 // Slots are free ones, else the coldest of a few windows of the pool, as in a recall: by score, and none of a row that
 // is not farther from being selected than those that are claimed. What gets no slot is given up. The list goes to
 // fetch_forecast; until that has run, rows are kPending and slots kClaimed, which nobody looks at: the layer's next
 // look-up comes behind both. Cost: that of the near tokens, and 3 us for each window.
+#include <algorithm>
 
 #include "cache_manager/claim_slots.cuh"
 #include "cache_manager/find_forecast.cuh"
@@ -17,7 +18,8 @@ namespace {
 
 constexpr int kThreads = kNearThreads;    ///< the first kClaimers of which find slots
 constexpr std::int32_t kMostWindows = 4;  ///< of the pool
-constexpr std::int32_t kOfWindow = 32;    ///< slots that are taken from one, where so many will do
+constexpr std::int32_t kOfWindow = 64;    ///< slots that are taken from one, where so many will do
+constexpr std::int32_t kFinders = 16;     ///< thread blocks
 
 struct FindShared {
   NearShared near;
@@ -69,13 +71,17 @@ __device__ void pop_slots(const LayerView& layer, FindShared& shared) {
   }
 }
 
-/// Slots of rows that are farther away, for the rest. By the claimers.
-__device__ void take_slots(const ForecastParams& p, std::int32_t now, FindShared& shared) {
+/// The windows of the pool in which an entry looks for slots: not where the recall has just looked.
+__device__ ClaimPlace place_of(const LayerView& layer, std::int32_t now, std::int32_t entry, std::int32_t entries) {
+  ClaimPlace place = claim_place(layer, now, entry, entries);
+  place.first = (place.first + layer.slots / 2) % layer.slots;
+  return place;
+}
+
+/// Slots of rows that are farther away, for the rest. By the claimers, with what each saw of the first window.
+__device__ void take_slots(const ForecastParams& p, std::int32_t now, const ClaimPlace& place, Sight sight,
+                           FindShared& shared) {
   const auto claimer = static_cast<std::int32_t>(threadIdx.x);
-  const RowScores scores = row_scores(p);
-  ClaimPlace place =
-      claim_place(p.layer, now, static_cast<std::int32_t>(blockIdx.x), static_cast<std::int32_t>(gridDim.x));
-  place.first = (place.first + p.layer.slots / 2) % p.layer.slots;  // not where the recall has just looked
   const float farthest = __int_as_float(shared.farthest);
   const std::int32_t needed = shared.claimed;
   const std::int32_t windows = min((needed - shared.claim.given - 1) / kOfWindow + 1, kMostWindows);
@@ -84,10 +90,12 @@ __device__ void take_slots(const ForecastParams& p, std::int32_t now, FindShared
     if (left == 0) {
       break;
     }
-    Sight sight;
-    if (claimer < place.window) {
-      const auto passed = static_cast<std::uint32_t>(turn) * static_cast<std::uint32_t>(place.window);
-      sight = look_at(p.layer, scores, now, place, passed + static_cast<std::uint32_t>(claimer));
+    if (turn > 0) {
+      sight = {};
+      if (claimer < place.window) {
+        const auto passed = static_cast<std::uint32_t>(turn) * static_cast<std::uint32_t>(place.window);
+        sight = look_at(p.layer, row_scores(p), now, place, passed + static_cast<std::uint32_t>(claimer));
+      }
     }
     const float distance = sight.candidate.distance;
     if (distance >= 0.0F && distance <= farthest) {
@@ -97,18 +105,19 @@ __device__ void take_slots(const ForecastParams& p, std::int32_t now, FindShared
   }
 }
 
-__global__ __launch_bounds__(kThreads) void find_forecast(const __grid_constant__ ForecastParams p, ForecastLists lists,
-                                                          KernelErrorView errors) {
-  __shared__ FindShared shared;
-  const std::int32_t entry = p.block.first / p.step.query_rows + static_cast<std::int32_t>(blockIdx.x);
-  const std::int32_t now = *p.step.tick + p.block.tick_offset;
+/// Finds rows and slots for one entry; returns how many. By the whole block.
+__device__ std::int32_t find_rows(const ForecastParams& p, const ForecastLists& lists, std::int32_t index,
+                                  std::int32_t entries, std::int32_t now, FindShared& shared,
+                                  const KernelErrorView& errors) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  const Asked asked(p, entry, errors);
-  if (thread == 0) {
-    lists.counts[blockIdx.x] = 0;
-  }
+  const Asked asked(p, p.block.first / p.step.query_rows + index, errors);
   if (asked.length <= p.shape.top_k || !isfinite(asked.kth)) {
-    return;
+    return 0;
+  }
+  const ClaimPlace place = place_of(p.layer, now, index, entries);
+  Sight ahead;
+  if (thread < min(place.window, kClaimers)) {
+    ahead = look_at(p.layer, row_scores(p), now, place, static_cast<std::uint32_t>(thread));
   }
   clear_near_bins(shared.near);
   if (thread == 0) {
@@ -127,38 +136,60 @@ __global__ __launch_bounds__(kThreads) void find_forecast(const __grid_constant_
   claim_rows(p, asked, shared);
   __syncthreads();
   if (shared.claimed == 0) {
-    return;
+    return 0;
   }
   pop_slots(p.layer, shared);
   __syncthreads();
   if (thread < kClaimers) {
-    take_slots(p, now, shared);
+    take_slots(p, now, place, ahead, shared);
   }
   __syncthreads();
   const std::int32_t given = shared.claim.given;
   for (std::int32_t i = thread; i < shared.claimed; i += kThreads) {
     if (i < given) {
-      const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * lists.cap + i;
-      lists.rows[place] = shared.rows[i];
-      lists.slots[place] = shared.slots[i];
+      const std::int64_t at = static_cast<std::int64_t>(index) * lists.cap + i;
+      lists.rows[at] = shared.rows[i];
+      lists.slots[at] = shared.slots[i];
     } else {
       give_up_row(p.layer, shared.rows[i]);
     }
   }
   if (thread == 0) {
-    lists.counts[blockIdx.x] = given;
-    LayerCounters& counters = *p.layer.counters;
-    atomicAdd(reinterpret_cast<unsigned long long*>(&counters.forecast), static_cast<unsigned long long>(given));
-    atomicAdd(reinterpret_cast<unsigned long long*>(&counters.evictions),
+    atomicAdd(reinterpret_cast<unsigned long long*>(&p.layer.counters->evictions),
               static_cast<unsigned long long>(given - shared.claim.popped));
   }
+  return given;
+}
+
+__global__ __launch_bounds__(kThreads) void find_forecast(const __grid_constant__ ForecastParams p, ForecastLists lists,
+                                                          std::int32_t entries, KernelErrorView errors) {
+  __shared__ FindShared shared;
+  const std::int32_t now = *p.step.tick + p.block.tick_offset;
+  for (auto entry = static_cast<std::int32_t>(blockIdx.x); entry < entries;
+       entry += static_cast<std::int32_t>(gridDim.x)) {
+    const bool late =
+        __syncthreads_or(threadIdx.x == 0 && AtomicWord(*lists.ended).load(cuda::memory_order_relaxed) == now);
+    const std::int32_t found = late ? 0 : find_rows(p, lists, entry, entries, now, shared, errors);
+    if (threadIdx.x == 0) {
+      lists.counts[entry] = found;
+    }
+  }
+}
+
+__global__ void end_forecast(StepView step, std::int32_t tick_offset, std::int32_t* ended) {
+  AtomicWord(*ended).store(*step.tick + tick_offset, cuda::memory_order_relaxed);
 }
 
 }  // namespace
 
 void launch_find_forecast(const ForecastParams& params, const ForecastLists& lists, const LaunchContext& context) {
-  launch(context, find_forecast, static_cast<unsigned>(forecast_entries(params)), kThreads, 0, params, lists,
-         context.errors);
+  const std::int32_t entries = forecast_entries(params);
+  launch(context, find_forecast, static_cast<unsigned>(std::min(entries, kFinders)), kThreads, 0, params, lists,
+         entries, context.errors);
+}
+
+void launch_end_forecast(const ForecastParams& params, const ForecastLists& lists, const LaunchContext& context) {
+  launch(context, end_forecast, 1, 1, 0, params.step, params.block.tick_offset, lists.ended);
 }
 
 }  // namespace echo

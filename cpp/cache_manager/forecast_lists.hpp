@@ -14,6 +14,7 @@ struct ForecastLists {
   std::int32_t* counts;  ///< [entries] rows
   std::int32_t* rows;    ///< [entries, cap] host rows
   std::int32_t* slots;   ///< [entries, cap] theirs
+  std::int32_t* ended;   ///< [1] tick in which there was no more time for it, lately
   std::int32_t cap;
 };
 

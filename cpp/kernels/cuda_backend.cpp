@@ -7,8 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "cache_manager/fetch_forecast.cuh"
-#include "cache_manager/find_forecast.cuh"
 #include "cache_manager/owners.cuh"
 #include "cache_manager/recall.cuh"
 #include "cache_manager/release.cuh"
@@ -131,7 +129,7 @@ void CudaBackend::use_stream(std::uintptr_t stream) {
   if (next == stream_) {
     return;
   }
-  forecasts_.join(stream_);
+  forecasts_.join(pass());
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   ECHO_CUDA_CHECK(cudaStreamIsCapturing(next, &status));
   if (status == cudaStreamCaptureStatusNone) {
@@ -143,7 +141,7 @@ void CudaBackend::use_stream(std::uintptr_t stream) {
 
 void CudaBackend::copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind) {
   const DeviceGuard guard(device_);
-  forecasts_.join(stream_);
+  forecasts_.join(pass());
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t part = pinned_memory_.copyable(static_cast<const std::byte*>(host) + done, bytes - done);
     ECHO_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, static_cast<const std::byte*>(from) + done,
@@ -163,7 +161,7 @@ void CudaBackend::copy_to_host(void* host, const void* device, std::size_t bytes
 
 void CudaBackend::fill(void* device, int byte, std::size_t bytes) {
   const DeviceGuard guard(device_);
-  forecasts_.join(stream_);
+  forecasts_.join(pass());
   ECHO_CUDA_CHECK(cudaMemsetAsync(device, byte, bytes, stream_));
 }
 
@@ -175,8 +173,8 @@ void CudaBackend::read_counters(void* host, const void* device, std::size_t byte
 
 void CudaBackend::upload_control(void* device, const void* host, std::size_t bytes) {
   const DeviceGuard guard(device_);
-  forecasts_.join(stream_);  // of a pass that failed
-  errors_.check();           // a pass reports what the ones before it met, without waiting for them
+  forecasts_.join(pass());  // of a pass that failed
+  errors_.check();          // a pass reports what the ones before it met, without waiting for them
   staging_.upload(device, host, bytes, stream_);
 }
 
@@ -188,7 +186,7 @@ void CudaBackend::begin(const BeginParams& params) {
 void CudaBackend::append(const AppendParams& params) {
   const DeviceGuard guard(device_);
   check_rows(params.layer, params.step.rows, 0, params.kv, params.kv_dtype);
-  forecasts_.join_layer(stream_, params.layer.pool);
+  forecasts_.join_pool(params.layer.pool, pass());
   if (params.kv != nullptr || params.index_key != nullptr) {
     launch_append(params, context());
   }
@@ -197,10 +195,10 @@ void CudaBackend::append(const AppendParams& params) {
 void CudaBackend::score(const ScoreParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
-  forecasts_.join_found(stream_);  // they read the last scores
+  forecasts_.join_found(pass());  // they read the last scores
   if (params.sift.rows != nullptr) {
     check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
-    forecasts_.join_layer(stream_, params.layer.pool);
+    forecasts_.join_pool(params.layer.pool, pass());
   }
   if (!score_sm90_ || !can_sift_sm90(params)) {
     clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
@@ -234,7 +232,7 @@ void CudaBackend::select(const SelectParams& params) {
 void CudaBackend::recall(const RecallParams& params) {
   const DeviceGuard guard(device_);
   check_rows(params.layer, params.step.rows, params.block.count, params.kv, params.kv_dtype);
-  forecasts_.join_layer(stream_, params.layer.pool);
+  forecasts_.join_pool(params.layer.pool, pass());
   launch_recall(params, context(/*waits=*/true));
 }
 
@@ -250,12 +248,7 @@ void CudaBackend::forecast(const ForecastParams& params) {
   if (lists.cap == 0) {
     return;
   }
-  const auto beside = [&](cudaStream_t stream) { return LaunchContext{stream, multiprocessors_, errors_.view()}; };
-  forecasts_.fork(stream_, params.layer.pool);
-  launch_find_forecast(params, lists, beside(forecasts_.find_stream()));
-  forecasts_.found();
-  launch_fetch_forecast(params, lists, beside(forecasts_.fetch_stream()));
-  forecasts_.fetched();
+  forecasts_.add(params, lists, pass());
 }
 
 void CudaBackend::attend(const AttendParams& params) {
@@ -263,20 +256,22 @@ void CudaBackend::attend(const AttendParams& params) {
   const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
   require_at_most("attention_splits", params.splits, memory.sizes().splits);
   if (attend_cluster_.clusters > 0 && params.splits == attend_cluster_.splits) {
-    return launch_attend_cluster(params, attend_cluster_, context());
+    launch_attend_cluster(params, attend_cluster_, context());
+    return forecasts_.attended(params.layer.pool, pass());
   }
   for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {
     const std::int32_t count = std::min(kAttendRows, params.block.count - first);
     launch_attend_splits(params, first, count, memory.attend_partials(), context());
     launch_attend_combine(params, first, count, memory.attend_partials(), context());
   }
+  forecasts_.attended(params.layer.pool, pass());
 }
 
 void CudaBackend::commit(const CommitParams& params) {
   const DeviceGuard guard(device_);
-  forecasts_.join_found(stream_);  // they read k-th scores
+  forecasts_.join_found(pass());  // they read k-th scores
   launch_commit(params, context());
-  forecasts_.join(stream_);
+  forecasts_.join(pass());
 }
 
 void CudaBackend::release(std::span<const LayerView> layers, std::span<const RowRun> rows) {
@@ -284,7 +279,7 @@ void CudaBackend::release(std::span<const LayerView> layers, std::span<const Row
   if (layers.empty()) {
     return;
   }
-  forecasts_.join(stream_);
+  forecasts_.join(pass());
   const Scratch& memory = scratch();
   require_at_most("layers", std::ssize(layers), memory.sizes().layers);
   const std::vector<RowRun> runs = short_runs(rows, layers.front().host_rows);
@@ -304,13 +299,13 @@ void CudaBackend::synchronize() {
 
 void CudaBackend::wait() {
   const DeviceGuard guard(device_);
-  forecasts_.join(stream_);
+  forecasts_.join(pass());
   ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
 void CudaBackend::retire() noexcept {
   const DeviceGuard guard(device_);
-  ECHO_CUDA_WARN(cudaStreamSynchronize(forecasts_.fetch_stream()));
+  forecasts_.retire();
   ECHO_CUDA_WARN(cudaStreamSynchronize(stream_));
   stream_ = own_stream_.get();
 }

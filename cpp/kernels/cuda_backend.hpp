@@ -84,6 +84,8 @@ class CudaBackend final : public Backend {
     const bool follows = std::exchange(follows_, unbroken_);
     return {stream_, multiprocessors_, errors_.view(), early_launches_ && follows && waits};
   }
+  /// For what is ordered with the pass and launches nothing on its stream.
+  LaunchContext pass() const { return {stream_, multiprocessors_, errors_.view()}; }
   /// The working memory. StateError before prepare, and InvalidArgument where a call exceeds what
   /// was prepared for.
   const Scratch& scratch() const;

@@ -2,46 +2,58 @@
 
 #include <cuda_runtime_api.h>
 
+#include <optional>
 #include <vector>
 
+#include "cache_manager/forecast_lists.hpp"
 #include "kernels/cuda_handles.hpp"
+#include "kernels/launch.hpp"
 
 namespace echo {
 
-/// Two streams beside a pass's: on one rows are found, on the other fetched. Each fork continues both, behind what is
-/// on the pass's stream by then; what must not run beside them joins. Works in a stream capture, too: the branches then
-/// belong to the graph. What a capture left unjoined never ran and is forgotten. Few thread blocks that the rest of the
-/// pass is to wait for as little as possible: they come before others.
+/// Forecasts run on two streams beside a pass's: on one rows are found, on the other fetched, for all layers in turn.
+/// What must not run beside them joins them first. Works in a stream capture, too: the branches then belong to the
+/// graph; what a capture left unjoined never ran and is forgotten.
+///
+/// They are launched behind the layer's attention, although they follow its recall, so that they get the
+/// multiprocessors that attention leaves; and they end with it, so that they are in nobody's way: what has not been
+/// found or fetched by then is left out.
 class ForecastBranch {
  public:
-  /// Behind all work on the stream so far; for a layer that is known by the address of its pool.
-  void fork(cudaStream_t stream, const void* pool);
-  cudaStream_t find_stream() const { return find_.get(); }
-  /// Once finding is launched: fetching goes behind it.
-  void found();
-  cudaStream_t fetch_stream() const { return fetch_.get(); }
-  /// Once fetching is launched.
-  void fetched();
+  /// Behind what is on the pass's stream.
+  void add(const ForecastParams& params, const ForecastLists& lists, const LaunchContext& pass);
+  /// Attention over the rows of the pool has been launched.
+  void attended(const std::byte* pool, const LaunchContext& pass);
 
-  /// The stream waits until rows were found.
-  void join_found(cudaStream_t stream);
-  /// And fetched.
-  void join(cudaStream_t stream);
-  /// The same if the layer was forked for since the last join.
-  void join_layer(cudaStream_t stream, const void* pool);
+  /// The pass goes on once rows were found: scores may be overwritten.
+  void join_found(const LaunchContext& pass);
+  /// Once all is done.
+  void join(const LaunchContext& pass);
+  /// Once all is done, if some of it is the pool's.
+  void join_pool(const std::byte* pool, const LaunchContext& pass);
+  /// Waits for what was launched; never throws.
+  void retire() noexcept;
 
  private:
-  /// Whether the stream is in the capture, or out of any, in which the last fork was; forgets the branches otherwise.
-  bool same_capture(cudaStream_t stream);
+  struct Forecast {
+    ForecastParams params;
+    ForecastLists lists;
+  };
+
+  /// Launches what was added, unless it belongs to a capture that is over; false if nothing is left to join.
+  bool settle(const LaunchContext& pass);
 
   Stream find_{first_priority()};
   Stream fetch_{first_priority()};
-  Event forked_;
+  Event recalled_;
+  Event attended_;
   Event found_;
+  Event ended_;
   Event fetched_;
-  std::vector<const void*> pools_;  ///< forked for since the last join
-  bool finding_ = false;
-  unsigned long long capture_ = 0;  ///< 0: none
+  std::optional<Forecast> added_;        ///< and not launched
+  std::vector<const std::byte*> pools_;  ///< added for since the last join
+  bool finding_ = false;                 ///< since the last join_found
+  unsigned long long capture_ = 0;       ///< in which they were added; 0: none
 };
 
 }  // namespace echo

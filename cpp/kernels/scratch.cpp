@@ -31,6 +31,7 @@ struct Scratch::Layout {
     forecast_counts = take<std::int32_t>(forecast_cap > 0 ? lists : 0);
     forecast_rows = take<std::int32_t>(lists * forecast_cap);
     forecast_slots = take<std::int32_t>(lists * forecast_cap);
+    forecast_ended = take<std::int32_t>(forecast_cap > 0 ? sizes.layers : 0);
   }
 
   template <typename T>
@@ -50,6 +51,7 @@ struct Scratch::Layout {
   std::size_t forecast_counts;
   std::size_t forecast_rows;
   std::size_t forecast_slots;
+  std::size_t forecast_ended;
   std::size_t bytes = 0;
 };
 
@@ -68,6 +70,7 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
   forecast_ = {.counts = reinterpret_cast<std::int32_t*>(base + layout.forecast_counts),
                .rows = reinterpret_cast<std::int32_t*>(base + layout.forecast_rows),
                .slots = reinterpret_cast<std::int32_t*>(base + layout.forecast_slots),
+               .ended = reinterpret_cast<std::int32_t*>(base + layout.forecast_ended),
                .cap = layout.forecast_cap};
 }
 
@@ -76,6 +79,7 @@ ForecastLists Scratch::forecast(std::int32_t layer) const {
   return {.counts = forecast_.counts + lists,
           .rows = forecast_.rows + lists * forecast_.cap,
           .slots = forecast_.slots + lists * forecast_.cap,
+          .ended = forecast_.ended + layer,
           .cap = forecast_.cap};
 }
 
