@@ -129,7 +129,7 @@ def test_a_selection_that_is_not_the_traces_is_reported():
         ("layers", {"slots": 24, "layers": []}),
         ("alpha", {"slots": 24, "alpha": 1.5}),
         ("prefetch_cap", {"slots": 24, "prefetch_cap": -2.0}),
-        ("forecast_cap", {"slots": 24, "forecast_cap": -2}),
+        ("forecast_cap", {"slots": 24, "forecast_cap": -1}),
         ("alpha", {"slots": 24, "alpha": float("nan")}),
         ("device", {"slots": 24, "device": "gpu"}),
         ("row_format", {"slots": 24, "row_format": "fp4"}),
@@ -252,7 +252,7 @@ def test_the_command_on_other_traces(capsys, tmp_path):
         (("glm", "--alpha", "2"), "alpha"),
         (("glm", "--alpha", "a"), "alpha"),
         (("glm", "--prefetch-cap", "1001"), "prefetch_cap"),
-        (("glm", "--forecast-cap", "-2"), "forecast_cap"),
+        (("glm", "--forecast-cap", "-1"), "forecast_cap"),
         (("glm", "--plot", "picture.foo"), "plot"),
         (("glm", "--seed", "-1"), "seed"),
         (("glm", "--top-k", "99999999"), "top_k"),
@@ -279,6 +279,6 @@ def test_settings_come_from_variables_and_are_checked_before_anything_is_done(ca
     assert cli.main(["replay", "glm", "--prefetch-cap", "-3"]) == 1
     monkeypatch.undo()
     monkeypatch.setenv("ECHO_PREFETCH_CAP", "0")
-    monkeypatch.setenv("ECHO_FORECAST_CAP", "0")
-    lines = run(capsys, "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
+    arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
+    lines = run(capsys, *arguments, "--forecast-cap", "0")
     assert lines[-2].split()[2] == "0.0"  # prefetched

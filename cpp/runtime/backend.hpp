@@ -19,10 +19,6 @@ namespace echo {
 /// bounds these rows is the translation of their addresses, which no short measurement at start-up would meet.
 inline constexpr double kPrefetchCap = 1.2;
 
-/// Rows for each session of a step: while one layer attends to a session's selection, some 2 us on an H200, that many
-/// rows that were not read lately travel.
-inline constexpr std::int64_t kForecastCap = 64;
-
 /// The largest passes a runtime will run: what a backend's working memory is sized for.
 struct ScratchSizes {
   ShapeView shape;

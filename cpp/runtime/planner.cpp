@@ -56,13 +56,6 @@ std::string product(std::int64_t a, const char* what_a, std::int64_t b, const st
   return std::to_string(a) + " " + what_a + " x " + std::to_string(b) + " " + what_b;
 }
 
-/// Rows for each session; on the CPU nothing runs beside the steps, so that forecasts have to be asked for.
-std::int64_t forecast_cap_of(const ModelShape& shape, const RuntimeConfig& config) {
-  const std::int64_t least = config.device.starts_with("cuda") ? kForecastCap : 0;
-  const std::int64_t wanted = config.forecast_cap < 0 ? least : config.forecast_cap;
-  return std::min<std::int64_t>(wanted, forecast_reach(static_cast<std::int32_t>(shape.top_k)));
-}
-
 }  // namespace
 
 ScratchSizes scratch_sizes(const Plan& plan) {
@@ -95,7 +88,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   if (!(config.prefetch_cap == -1.0 || (config.prefetch_cap >= 0.0 && config.prefetch_cap <= 1000.0))) {
     throw InvalidArgument("prefetch_cap: " + std::to_string(config.prefetch_cap) + " given, expected 0 to 1000, or -1");
   }
-  require_range("forecast_cap", config.forecast_cap, -1, 65536);
+  require_range("forecast_cap", config.forecast_cap, 0, 65536);
   const bool sifts = is_on("prefetch", config.prefetch);
 
   Plan plan;
@@ -103,7 +96,8 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.config = config;
   plan.limits = limits;
   plan.host_blocks = blocks_of(config.host_tokens);
-  plan.config.forecast_cap = forecast_cap_of(shape, config);
+  plan.config.forecast_cap =
+      std::min<std::int64_t>(config.forecast_cap, forecast_reach(static_cast<std::int32_t>(shape.top_k)));
   plan.config.host_tokens = plan.host_blocks * kBlockTokens;
   plan.config.max_context = std::min(config.max_context, plan.config.host_tokens);
   plan.host_row_stride = config.host_row_stride == 0 ? shape.row_bytes() : config.host_row_stride;

@@ -119,7 +119,7 @@ def add_command(commands: Any) -> None:
         type=int,
         metavar="N",
         help="rows that a layer of a step fetches for the next step, at most, when the runtime is driven once more "
-        "with forecasts (default: ECHO_FORECAST_CAP, else a tenth of top-k)",
+        "with forecasts; 0 for not (default: ECHO_FORECAST_CAP, else a tenth of top-k)",
     )
     parser.set_defaults(run=run)
 
@@ -141,7 +141,8 @@ def run(options: argparse.Namespace) -> int:
     driven = [drive(trace, size, compared.layers, device=device, alpha=alphas[0]) for size in slots]
     results = [layer_counts(trace, compared, i, driven[i], alphas) for i in range(len(pools))]
     ahead = _prefetches(trace, slots, compared.layers, alphas[0], device, cap)
-    forecast_cap = max(1, trace.top_k // 10) if forecast_cap < 0 else forecast_cap
+    if options.forecast_cap is None and forecast_cap == 0:
+        forecast_cap = max(1, trace.top_k // 10)
     nexts = _with_forecasts(trace, slots, compared.layers, alphas[0], device, forecast_cap)
     first = driven[0]
     print(f"{trace.model}: {trace.summary()}; rows of {first.row_bytes} B on {first.device}")

@@ -63,8 +63,7 @@ def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> Sys
     )
     if pool < least:
         raise echo.InvalidArgument(f"pools: {pool:,} slots given, {name} needs {least:,} for a request")
-    ahead = name == "echo-prefetch"
-    settings = (("prefetch", "on" if ahead else "off"), ("forecast_cap", -1 if ahead else 0))
+    settings = (("prefetch", "on" if name == "echo-prefetch" else "off"), ("forecast_cap", 0))
     if name == "resident":
         return System(name, pool, pool, contexts, pool, settings)
     if name == "resident-total":
