@@ -1,6 +1,7 @@
 #pragma once
 // claim_slots: the replacement rule (replacement.hpp), by half of a block for the rows that the other half has to
-// fetch. Any number of blocks may do so at the same time; each begins at a place of its own in the pool.
+// fetch, or by a block of begin for new rows. Any number of blocks may do so at the same time; each begins at a place
+// of its own in the pool.
 //
 // Free slots are popped together. Then, window by window: a thread per slot reads stamp and host row (coalesced) and
 // the row's score (two dependent loads, mostly from the L2 cache), a histogram of coldness in shared memory says down
@@ -78,7 +79,7 @@ __device__ inline Sight read_slot(const LayerView& layer, const ClaimPlace& plac
 /// Whether it may be taken, and how cold it is.
 __device__ inline void judge(const RowScores& scores, std::int32_t now, Sight& sight) {
   if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
-    sight.candidate = {scores.distance(sight.row), now - sight.stamp};
+    sight.candidate = {scores.distance(sight.row), age_of(sight.stamp, now)};
   } else {
     sight.slot = kNone;
   }
@@ -184,7 +185,6 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
                                            const std::int32_t* rows, std::int32_t* slots, std::int32_t needed,
                                            ClaimShared& shared) {
   if (claimer == 0) {
-    AtomicWord(layer.replacement->missed).store(now, cuda::memory_order_relaxed);
     std::int32_t popped = 0;
     if (shared.free > 0) {
       // Others may have emptied the stack since; nobody pushes in this launch, so what is below zero is nothing.
@@ -236,11 +236,11 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
   return shared.given - shared.popped;
 }
 
-/// Publishes the rows that claim_slots found slots for. By the claimers, behind a barrier.
-__device__ inline void publish_slots(const LayerView& layer, std::int32_t now, std::int32_t claimer,
+/// Publishes the rows that claim_slots found slots for, with this stamp. By the claimers, behind a barrier.
+__device__ inline void publish_slots(const LayerView& layer, std::int32_t stamp, std::int32_t claimer,
                                      const std::int32_t* rows, const std::int32_t* slots, std::int32_t given) {
   for (std::int32_t i = claimer; i < given; i += kClaimers) {
-    publish(layer, slots[i], rows[i], now);
+    publish(layer, slots[i], rows[i], stamp);
   }
 }
 
