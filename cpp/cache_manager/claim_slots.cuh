@@ -178,8 +178,9 @@ __device__ inline bool take_coldest(const LayerView& layer, std::int32_t claimer
 }
 
 /// Gives slots to rows[0, needed), which the block's other threads found missing (look_up returned kNone) and listed in
-/// shared memory: slots[i], kNone where there is none left. Called by the claimers, 0 to kClaimers - 1, with what each
-/// saw ahead, behind a barrier of the block; slots are to be read behind another. Returns how many rows were evicted.
+/// shared memory: slots[0, shared.given); where there are no more, the other rows are marked, and their slots left as
+/// they are. Called by the claimers, 0 to kClaimers - 1, with what each saw ahead, behind a barrier of the block; slots
+/// are to be read behind another. Returns how many rows were evicted.
 __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScores& scores, std::int32_t now,
                                            const ClaimPlace& place, std::int32_t claimer, const Sight& ahead,
                                            const std::int32_t* rows, std::int32_t* slots, std::int32_t needed,
@@ -230,9 +231,7 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
   }
   for (std::int32_t i = shared.given + claimer; i < needed; i += kClaimers) {
     slot_word(layer, rows[i]).store(failed_at(now), cuda::memory_order_relaxed);
-    slots[i] = kNone;
   }
-  __syncwarp();  // all lanes together to the barrier behind which the slots are read
   return shared.given - shared.popped;
 }
 

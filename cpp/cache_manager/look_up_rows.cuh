@@ -138,7 +138,8 @@ struct LookUpSums {
 template <int kWarps, int kMost>
 struct LookUpShared {
   LookUpSums sums_of[kWarps];
-  std::int32_t rows[kMost];  ///< those missing, in the order of their entries
+  std::int32_t rows[kMost];   ///< those missing, in the order of their entries
+  std::int32_t slots[kMost];  ///< that they get, kNone at first
 
   __device__ LookUpSums sums() const {
     LookUpSums sums{};
@@ -186,6 +187,7 @@ __device__ std::int32_t list_missing(Entry (&entries)[kPerThread], LookUpCounts 
     if ((masks[i] >> lane_index() & 1U) != 0U) {
       const std::int32_t mine = place + __popc(masks[i] & ((1U << lane_index()) - 1U));
       shared.rows[mine] = entries[i].row;
+      shared.slots[mine] = kNone;
       entries[i].slot = kFirstListed - mine;
     }
     place += __popc(masks[i]);

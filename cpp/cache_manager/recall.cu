@@ -43,7 +43,6 @@ constexpr int kOwnTurn = 4;      ///< to copy
 
 struct RecallShared {
   LookUpShared<kLookWarps, kMostEntries> look_up;
-  std::int32_t slots[kMostEntries];  ///< that the missing rows get
   ClaimShared claim;
   CopyShared copy;
 };
@@ -58,7 +57,7 @@ __device__ std::int32_t tick_of(const RecallParams& p) { return *p.step.tick + p
 
 __device__ Copy copy_of(const LayerView& layer, const RecallShared& shared, std::int32_t missing,
                         const CopyQueue& queue) {
-  return {layer, {shared.look_up.rows, shared.slots, missing}, queue, kLookWarps, kAllWarps};
+  return {layer, {shared.look_up.rows, shared.look_up.slots, missing}, queue, kLookWarps, kAllWarps};
 }
 
 /// Warps that look entries up, and copy what is missing.
@@ -95,7 +94,7 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i) {
         if (entries[i].slot <= kFirstListed) {
-          entries[i].slot = shared.slots[kFirstListed - entries[i].slot];
+          entries[i].slot = shared.look_up.slots[kFirstListed - entries[i].slot];
           p.slots[own.first + i * kWarp] = entries[i].slot;
         }
       }
@@ -154,10 +153,11 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
     AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
   }
   const std::int32_t* rows = shared.look_up.rows;
+  std::int32_t* slots = shared.look_up.slots;
   const std::int32_t evicted =
-      claim_slots(p.layer, scores, now, place, claimer, ahead, rows, shared.slots, sums.missing, shared.claim);
+      claim_slots(p.layer, scores, now, place, claimer, ahead, rows, slots, sums.missing, shared.claim);
   meet(kSlotsFound, kThreads);
-  publish_slots(p.layer, now, claimer, rows, shared.slots, shared.claim.given);
+  publish_slots(p.layer, now, claimer, rows, slots, shared.claim.given);
   if (claimer == 0) {
     count(&counters.misses, shared.claim.given);
     count(&counters.evictions, evicted);
