@@ -41,18 +41,14 @@ __device__ void claim_for_new_rows(const LayerView& layer, const StepView& step,
   const std::int32_t row = block * kRowsOfBlock + claimer;
   if (claimer == 0) {
     shared.missing = 0;
-    shared.claim.free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
   }
   __syncthreads();
   const std::int32_t now = *step.tick;
   const ClaimPlace place = claim_place(layer, now, block, blocks);
-  Sight ahead;
-  if (claimer < place.window) {
-    ahead = look_at(layer, RowScores{}, now, place, static_cast<std::uint32_t>(claimer));
-  }
+  const Sight ahead = look_ahead(layer, RowScores{}, now, place, claimer, /*expected=*/true, shared.claim);
   if (claimer < kRowsOfBlock && row < step.rows) {
     const std::int32_t target = new_host_row(layer, step, row, errors);
-    if (target != kNone && look_up(layer, target, kNewRow) == kNone) {
+    if (target != kNone && look_up(layer, target, new_row_at(now)) == kNone) {
       shared.rows[atomicAdd(&shared.missing, 1)] = target;
     }
   }
@@ -64,7 +60,7 @@ __device__ void claim_for_new_rows(const LayerView& layer, const StepView& step,
   const std::int32_t evicted =
       claim_slots(layer, RowScores{}, now, place, claimer, ahead, shared.rows, shared.slots, missing, shared.claim);
   __syncthreads();
-  publish_slots(layer, kNewRow, claimer, shared.rows, shared.slots, shared.claim.given);
+  publish_slots(layer, new_row_at(now), claimer, shared.rows, shared.slots, shared.claim.given);
   if (claimer == 0) {
     count(&layer.counters->evictions, evicted);
     if (shared.claim.given < missing) {
