@@ -9,8 +9,9 @@ the batch at once, and whether rows are all in the pool from the beginning:
                      of all requests, and for maps.
     per-request      2 top-k slots for each request and no more requests than have them, as SGLang's HiSparse has it.
                      The slots are one pool here, of that size.
-    echo             one pool for all requests, as many of them as the host holds; nothing is prefetched.
-    echo-prefetch    the same with prefetching.
+    echo             one pool for all requests, as many of them as the host holds. Nothing travels but what is missed.
+    echo-prefetch    the same, and rows that will probably be selected travel while the indexer scores.
+    echo-forecast    the same as echo, and rows that were nearly selected travel before the next step asks for them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 import echo
 from echo.bench.schedule import Load, Stretch, blocks, schedule
 
-SYSTEMS = ("resident", "resident-total", "per-request", "echo", "echo-prefetch")
+_SWITCHES: dict[str, str] = {"echo-prefetch": "prefetch", "echo-forecast": "forecast"}
+"""The setting of a runtime that a system turns on; all others have these off."""
+SYSTEMS = ("resident", "resident-total", "per-request", "echo", *_SWITCHES)
 _MAPS = ("slot_of", "host_of", "stamp", "free_slots")
 
 
@@ -55,15 +58,27 @@ class System:
         return schedule(load, self.most, self.tokens)
 
 
+def switches() -> list[str]:
+    """The settings which systems turn on and off that this build's runtimes have."""
+    known = {field.name for field in echo.config_fields()}
+    return [switch for switch in _SWITCHES.values() if switch in known]
+
+
+def switch_of(name: str) -> str | None:
+    """The setting that this system turns on."""
+    return _SWITCHES.get(name)
+
+
 def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> System:
     """A system with `pool` slots per layer; InvalidArgument naming `pools` if that holds no request."""
     contexts, k = len(load.lengths), shape.top_k
-    least = {"per-request": 2 * k, "echo": k + 1, "echo-prefetch": k + 1}.get(
-        name, max(load.lengths) + max(load.outputs)
-    )
+    if name.startswith("resident"):
+        least = max(load.lengths) + max(load.outputs)
+    else:
+        least = 2 * k if name == "per-request" else k + 1
     if pool < least:
         raise echo.InvalidArgument(f"pools: {pool:,} slots given, {name} needs {least:,} for a request")
-    settings = (("prefetch", "on" if name == "echo-prefetch" else "off"),)
+    settings = tuple((switch, _on_off(_SWITCHES.get(name) == switch)) for switch in switches())
     if name == "resident":
         return System(name, pool, pool, contexts, pool, settings)
     if name == "resident-total":
@@ -90,6 +105,10 @@ def gpu_bytes(system: System, load: Load, shape: echo.ModelShape) -> dict[str, i
         "index_keys": held * shape.index_block_bytes // 64 * shape.layers,
         "maps": maps,
     }
+
+
+def _on_off(on: bool) -> str:
+    return "on" if on else "off"
 
 
 def _held(load: Load, stretch: Stretch) -> int:

@@ -50,7 +50,7 @@ def _cells(case: Case) -> list[str]:
         " / ".join(f"{100 * one.share(one.misses):.1f}" for one in (served.counts, served.late)),
         f"{100 * served.counts.share(served.counts.prefetched):.1f}",
         f"{served.step_ms:.2f}",
-        f"{100 * served.spread:.1f} %",
+        f"{100 * served.batches[0].spread:.1f} %",
     ]
 
 
