@@ -117,6 +117,7 @@ def test_the_first_steps_stand_for_all_of_a_batch():
     mixed = served("cpu", 120, 3, most_steps=2)
     assert [one.steps for one in mixed[1].values()] == [stretch.steps for stretch in mixed[0]]
 
+
 def test_a_new_request_starts_without_slots():
     """Its context was another request's, which has ended."""
     load = Load((640,), (5, 5))

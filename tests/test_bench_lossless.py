@@ -22,7 +22,9 @@ sys.path.remove(FOLDER)  # its modules have names that others may want
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-SIZES = ["--prompts", "2", "--shortest", "300", "--longest", "600", "--new-tokens", "4", "--pools", "2", "--scenarios", "6"]
+SIZES = [
+    "--prompts", "2", "--shortest", "300", "--longest", "600", "--new-tokens", "4", "--pools", "2", "--scenarios", "6",
+]  # fmt: skip
 
 
 @pytest.fixture

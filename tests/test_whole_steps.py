@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
 from support import whole_steps
 from support.whole_steps import WORLDS, Reference, Scenario, Tally, play
 

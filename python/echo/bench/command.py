@@ -105,8 +105,8 @@ def report(asked: Options, cases: Sequence[Case]) -> dict[str, Any]:
         "settings": asked.settings,
         "modelled": "added_ms: all of a step that is not attention, the same for all batches",
         "measured": "runs of each batch size that the schedule has, from cold pools on: cases[].measured[].runs",
-        "put_together": "attention_ms_per_step, miss_rate and tokens_per_s: the whole schedule; steps that were not run "
-        "are taken to be like the second half of those that were, batches that were not run like others of their size",
+        "put_together": "attention_ms_per_step, miss_rate and tokens_per_s: the whole schedule; steps that were not "
+        "run are taken to be like the second half of those that were, batches like others of their size",
         "left_out": asked.left_out,
         "repeat": asked.repeat,
         "steps": asked.steps,
