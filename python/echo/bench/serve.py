@@ -116,6 +116,14 @@ class Server:
             self._close(stretch)
         return timed
 
+    def steady_step(self, stretch: Stretch) -> Callable[[], None]:
+        """Opens the requests of a stretch; returns what replays one step of them, with the same queries each time."""
+        self.runtime.capture(self._forward, [len(stretch.running)])
+        self._open(stretch, resident=False)
+        self._queries.advance(len(self._running))
+        batch = echo.Batch(list(self._running), [0] * len(self._running))
+        return lambda: self.runtime.step(batch)
+
     def _warm_up(self, stretches: Sequence[Stretch]) -> None:
         """A few steps of each size; their requests are gone then."""
         for running in {len(stretch.running): stretch.running for stretch in stretches}.values():
