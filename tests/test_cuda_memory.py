@@ -20,7 +20,7 @@ from support.rig import host_row_of, small_shape
 
 import echo
 
-pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
 
 GIB = 1 << 30
 

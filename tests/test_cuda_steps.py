@@ -29,7 +29,7 @@ from support.synthetic import LayerInputs, SyntheticModel
 
 import echo
 
-pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
 
 
 @pytest.fixture(autouse=True)

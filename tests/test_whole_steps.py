@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from support import whole_steps
 from support.whole_steps import WORLDS, Reference, Scenario, Tally, play
 
@@ -15,11 +16,13 @@ import echo
 COUNTS = {"cpu": 24, "cuda": 312}
 
 
-def test_results_have_the_same_bits_under_all_settings(device, one_torch_thread, capsys):
-    tally = play(device, int(os.environ.get("ECHO_WHOLE_STEPS", COUNTS[device])))
+@pytest.mark.parametrize("world", range(len(WORLDS)))
+def test_results_have_the_same_bits_under_all_settings(device, one_torch_thread, capsys, world):
+    count = int(os.environ.get("ECHO_WHOLE_STEPS", COUNTS[device])) // len(WORLDS)
+    tally = play(device, count, [world])
     with capsys.disabled():
-        print(f"\n{device}: {tally}")
-    assert not tally.differences, "\n".join(tally.differences[:20])
+        print(f"\n{device}, world {world}: {tally}")
+    assert tally.scenarios == count and not tally.differences, "\n".join(tally.differences[:20])
     for event in ("evictions", "replayed steps", "eager steps", "pauses", "rewinds", "forks"):
         assert tally.done[event] > tally.scenarios / 4, f"hardly any {event}"
     assert tally.rows > 100 * tally.scenarios

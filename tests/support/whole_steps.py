@@ -10,7 +10,7 @@ host rows in the end. Nothing is looked at before a scenario is over: its steps 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -301,11 +301,11 @@ class Tally:
         return f"{self.scenarios} scenarios, {self.rows:,} rows compared, {len(self.differences)} differences; {what}"
 
 
-def play(device: str, count: int, seed: int = 0) -> Tally:
-    """So many scenarios, spread over all worlds."""
+def play(device: str, count: int, worlds: Sequence[int] = range(len(WORLDS))) -> Tally:
+    """So many scenarios of each of these worlds."""
     tally = Tally()
-    for number in range(min(len(WORLDS), count)):
+    for number in worlds:
         reference = Reference.of(number, device)
-        for one in range(seed + number, seed + count, len(WORLDS)):
-            tally.add(Scenario(reference, one))
+        for seed in range(count):
+            tally.add(Scenario(reference, len(WORLDS) * seed + number))
     return tally
