@@ -161,6 +161,41 @@ def test_host_memory_that_the_system_refuses_leaves_nothing(intact):
         assert runtime.stats().host_bytes == 3 * GIB
 
 
+def test_host_memory_is_kept_for_the_next_runtime_that_needs_as_much(intact):
+    """Not for another; it counts as free meanwhile, and in the end it is."""
+    need_host_memory(5)
+    shape = small_shape(layers=1, row_format="raw", raw_row_bytes=4096, index_key_format="fp8")
+
+    def resident() -> int:
+        """Bytes of this process."""
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def use(gib: int) -> float:
+        started = time.monotonic()
+        with echo.Runtime(shape, device="cuda", host_tokens=gib * GIB // 4096, max_batch=64) as runtime:
+            seconds = time.monotonic() - started
+            assert runtime.stats().host_bytes == gib * GIB
+            session = runtime.open_session(256)
+            runtime.prefill(session, [1] * 200, lambda p: p.append(0, rows, keys[: p.rows]))
+            assert (runtime.export_kv(session).rows(0)[0] == 7).all()
+        return seconds
+
+    rows, keys = torch.full((200, 4096), 7, dtype=torch.uint8, device="cuda"), torch.zeros(200, 16, device="cuda")
+    use(3)
+    before, limit = resident(), echo.machine_limits("cuda").host_bytes
+    echo.keep_host_memory(True)
+    try:
+        first = use(3)
+        assert resident() > before + 2 * GIB
+        assert abs(echo.machine_limits("cuda").host_bytes - limit) < GIB
+        assert use(3) < first / 2
+        use(1)
+        assert resident() > before + 3 * GIB
+    finally:
+        echo.keep_host_memory(False)
+    assert resident() < before + GIB // 2
+
+
 def test_runtimes_that_close_give_everything_back(intact):
     """Device memory does not creep."""
     before = free_memory()

@@ -44,11 +44,15 @@ def run(options: argparse.Namespace) -> int:
     for name, reason in asked.left_out.items():
         print(f"{name} is left out: {reason}")
     cases: list[Case] = []
-    for group in _groups(asked):
-        cases += measure(asked, group)
-        cases.sort(key=lambda case: asked.systems.index(case.system))
-        if options.json is not None:
-            options.json.write_text(json.dumps(report(asked, cases), indent=1, allow_nan=False) + "\n")
+    echo.keep_host_memory(True)  # all runtimes need the same
+    try:
+        for group in _groups(asked):
+            cases += measure(asked, group)
+            cases.sort(key=lambda case: asked.systems.index(case.system))
+            if options.json is not None:
+                options.json.write_text(json.dumps(report(asked, cases), indent=1, allow_nan=False) + "\n")
+    finally:
+        echo.keep_host_memory(False)
     tables.print_table(cases, asked.added)
     print(f"\n{_how(asked)}")
     if options.plot is not None:
