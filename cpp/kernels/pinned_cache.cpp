@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "echo/errors.hpp"
 #include "echo/host_memory.hpp"
 #include "kernels/cuda_check.hpp"
 #include "kernels/device_guard.hpp"

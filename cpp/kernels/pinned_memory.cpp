@@ -158,7 +158,7 @@ void PinnedMemory::deallocate(void* pointer, std::size_t /*bytes*/) noexcept {
   regions_.erase(found);
 }
 
-std::map<std::byte*, PinnedMemory::Region>::const_iterator PinnedMemory::find(const void* pointer) const {
+std::map<std::byte*, PinnedRegion>::const_iterator PinnedMemory::find(const void* pointer) const {
   auto* address = static_cast<std::byte*>(const_cast<void*>(pointer));
   const auto after = regions_.upper_bound(address);
   if (after == regions_.begin()) {
