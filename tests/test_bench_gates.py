@@ -125,6 +125,20 @@ def test_the_cases_of_recall_fit_the_host_pool_and_differ(gates: ModuleType) -> 
     assert set(recall.PEERS) <= {(case.batch, case.misses, case.row_bytes) for case in recall.CASES}
 
 
+def test_nodes_of_steady_steps_are_counted_by_verb(gates: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    layer = ["append", "score_sm90", "select_cluster", "recall", "recall", "attend_cluster"]
+    names = [f"void echo::(anonymous namespace)::{name}<64>(Params)" for name in ["begin", *2 * layer, "commit"]]
+    events = [{"ph": "X", "cat": "kernel", "name": name} for name in 3 * names]
+    events += [{"ph": "X", "cat": "gpu_memset", "name": "Memset"}] * 6 + [{"ph": "i", "cat": "kernel", "name": "x"}]
+    events += [{"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD"}] * 3
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    found = importlib.import_module("test_steady").nodes_of(trace, steps=3, layers=2)
+    assert found["nodes_per_layer"] == 6 and found["nodes_besides"] == {"begin": 1, "commit": 1, "other": 2}
+    assert found["nodes_by_verb"] == {"append": 1, "attend": 1, "recall": 2, "score": 1, "select": 1}
+
+
 # --- what all benchmarks do -------------------------------------------------------------------------------------------
 
 
