@@ -64,7 +64,7 @@ def test_steady(batch: int, settings: str, benchmark: Any, gates: Callable[[str]
     if not torch.cuda.is_available() or "CUDA" not in echo.build_info():
         pytest.skip("no CUDA device can be used")
     shape, load = echo.ModelShape(), Load((LENGTH,) * batch, (8 * STEPS,) * batch)
-    off = dict.fromkeys(systems.switches(), "off") if settings == "off" else {}
+    off = systems.settings_of("echo") if settings == "off" else {}
     slots = batch * (shape.top_k + 1)
     with Server(shape, load, batch, REGIMES["glm"], device="cuda", gpu_slots=slots, **off) as server:
         runtime, stretch = server.runtime, schedule(load, batch)[0]

@@ -204,33 +204,29 @@ def test_a_table_a_picture_and_figures(capsys, tmp_path):
 
 
 def test_each_system_turns_on_its_own_setting(monkeypatch):
-    """And those that this build does not have are named."""
+    """And one that this build does not have is named."""
     load, shape = Load((640,) * 2, (4,) * 2), echo.ModelShape(layers=1, top_k=16)
-    known = [*echo.config_fields()]
-    forecast = type("Field", (), {"name": "forecast"})
-    for fields, switches in (
-        ([field for field in known if field.name != "forecast"], {"prefetch"}),
-        ([field for field in known if field.name != "forecast"] + [forecast], {"prefetch", "forecast"}),
-    ):
+    others = [field for field in echo.config_fields() if field.name != "forecast_cap"]
+    forecast = type("Field", (), {"name": "forecast_cap"})
+    for fields, has_forecast in ((others, False), ([*others, forecast], True)):
         monkeypatch.setattr(echo, "config_fields", lambda fields=fields: fields)
         made = {name: dict(make_system(name, 700, load, shape).settings) for name in systems.SYSTEMS}
-        on = {name: {key for key, value in settings.items() if value == "on"} for name, settings in made.items()}
-        assert all(set(settings) == switches for settings in made.values())
-        assert on.pop("echo-prefetch") == {"prefetch"} and on.pop("echo-forecast") == switches - {"prefetch"}
-        assert not any(on.values())
-        reason = offered.why_not("echo-forecast", shape, "cpu", {})
-        assert (reason is None) == ("forecast" in switches) and (reason is None or "no setting forecast" in reason)
+        off = {"prefetch": "off", "forecast_cap": 0} if has_forecast else {"prefetch": "off"}
+        assert made.pop("echo-prefetch") == {**off, "prefetch": "on"}
+        assert made.pop("echo-forecast") == ({**off, "forecast_cap": -1} if has_forecast else off)
+        assert all(settings == off for settings in made.values())
+        if not has_forecast:
+            assert "no setting forecast_cap" in offered.why_not("echo-forecast", shape, "cpu", {})
     assert offered.why_not("echo", shape, "cpu", {}) is None
 
 
-def test_a_device_that_does_not_sift_is_found_out(monkeypatch):
+def test_a_device_that_fetches_nothing_ahead_is_found_out(monkeypatch):
     shape = echo.ModelShape(layers=1, index_heads=8, query_heads=8, top_k=16)
     assert offered.why_not("echo-prefetch", shape, "cpu", {}) is None
-    monkeypatch.setattr(systems, "switches", lambda: ["prefetch"])
     stats = type("Stats", (), {"layers": [type("Layer", (), {"candidates": 0, "full_selects": 0})]})
     monkeypatch.setattr(Server, "serve", lambda self, *_, **__: None)
     monkeypatch.setattr(echo.Runtime, "stats", lambda self: stats)
-    assert "scores these" in offered.why_not("echo-prefetch", shape, "cpu", {})
+    assert "fetches nothing ahead" in offered.why_not("echo-prefetch", shape, "cpu", {})
 
 
 def test_it_is_recorded(monkeypatch, tmp_path):

@@ -67,6 +67,6 @@ def test_what_a_runtime_does_wrong_is_found(monkeypatch, one_torch_thread):
 def test_settings_that_the_build_has_are_drawn_and_others_are_not(monkeypatch):
     drawn = {name for seed in range(20) for name in Scenario(Reference(WORLDS[4], None, []), seed).settings}
     assert {"prefetch", "gpu_slots", "max_batch"} <= drawn <= whole_steps.known()
-    monkeypatch.setattr(whole_steps, "known", lambda: {"forecast"})
-    values = {Scenario(Reference(WORLDS[4], None, []), seed).settings["forecast"] for seed in range(20)}
-    assert values == {"on", "off"}
+    monkeypatch.setattr(whole_steps, "known", lambda: {"forecast_cap"})
+    values = {Scenario(Reference(WORLDS[4], None, []), seed).settings["forecast_cap"] for seed in range(20)}
+    assert values == {*whole_steps.SETTINGS["forecast_cap"]}

@@ -28,7 +28,7 @@ MOST_SESSIONS = 4
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "prefetch": ("on", "off"),
     "prefetch_cap": (-1.0, 0.0, 10.0, 1000.0),
-    "forecast": ("on", "off"),
+    "forecast_cap": (-1, 0, 5, 64),
     "threshold_alpha": (0.0, 0.5, 0.9),
     "prefill_chunk": (17, 64, 96),
 }
@@ -90,7 +90,7 @@ class Reference:
         kind = FusedModel if world.fused else SyntheticModel
         model = kind(world.shape, seed=number, device=device, dtype=world.dtype, shared=world.shared, positions=256)
         rng = np.random.default_rng([number, 1])
-        off = {name: "off" for name in ("prefetch", "forecast") if name in known()}
+        off = {name: value for name, value in {"prefetch": "off", "forecast_cap": 0}.items() if name in known()}
         with echo.Runtime(
             world.shape, device=device, host_tokens=256, gpu_slots=256, max_batch=1, max_context=256, prefill_chunk=64,
             attention_splits=world.splits, kernels=world.kernels, **off,
@@ -187,8 +187,8 @@ class Scenario:
                 self.event()
             differences = list(self.differences())
             layers = self.runtime.stats().layers
-            for name in ("misses", "evictions", "prefetched"):
-                self.done[name] += sum(getattr(layer, name) for layer in layers)
+            for name in ("misses", "evictions", "prefetched", "forecast"):
+                self.done[name] += sum(getattr(layer, name, 0) for layer in layers)
         return [f"scenario {self.seed} ({self.settings}): {one}" for one in differences]
 
     def event(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 
@@ -13,40 +13,42 @@ class Counts:
 
     Attributes:
         hits, misses: entries of selections; misses are rows that a recall fetched.
-        prefetched: rows fetched before that, while the indexer scored.
-        wasted: those of them that were not selected in the same step.
+        ahead: rows fetched before that: while the indexer scored, or in the step before.
+        wasted: those of them that were not selected then.
     """
 
     hits: int = 0
     misses: int = 0
-    prefetched: int = 0
+    ahead: int = 0
     wasted: int = 0
 
     @classmethod
     def of(cls, layers: Iterable[Any]) -> Counts:
-        """The sum of the statistics of layers."""
-        sums = [0, 0, 0, 0]
-        for layer in layers:
-            for i, name in enumerate(("hits", "misses", "prefetched", "prefetched_wasted")):
-                sums[i] += getattr(layer, name)
-        return cls(*sums)
+        """The sum of the statistics of layers. Not every build forecasts."""
+        return sum(
+            (
+                cls(
+                    layer.hits,
+                    layer.misses,
+                    layer.prefetched + getattr(layer, "forecast", 0),
+                    layer.prefetched_wasted + getattr(layer, "forecast_wasted", 0),
+                )
+                for layer in layers
+            ),
+            cls(),
+        )
 
     def __add__(self, other: Counts) -> Counts:
         """Both together."""
-        return Counts(
-            self.hits + other.hits,
-            self.misses + other.misses,
-            self.prefetched + other.prefetched,
-            self.wasted + other.wasted,
-        )
+        return Counts(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, earlier: Counts) -> Counts:
         """What was counted since."""
-        return self + Counts(-earlier.hits, -earlier.misses, -earlier.prefetched, -earlier.wasted)
+        return self + earlier.times(-1)
 
     def times(self, factor: float) -> Counts:
         """So many times as much."""
-        return Counts(*(round(factor * count) for count in (self.hits, self.misses, self.prefetched, self.wasted)))
+        return Counts(*(round(factor * count) for count in astuple(self)))
 
     def share(self, rows: int) -> float:
         """Of all selected rows."""

@@ -19,23 +19,25 @@ def why_not(name: str, shape: echo.ModelShape, device: str, settings: dict[str, 
         device: as of `echo.Runtime`.
         settings: of the runtime besides.
     """
-    switch = systems.switch_of(name)
+    switch = systems.SWITCHES.get(name)
     if switch is None:
         return None
-    if switch not in systems.switches():
-        return f"this build's runtimes have no setting {switch}"
-    if switch == "prefetch" and not _sifts(shape, device, settings):
-        return "this device fetches no rows while it scores these"
+    if switch.setting not in systems.settings_of(name):
+        return f"this build's runtimes have no setting {switch.setting}"
+    if not _does(name, switch, shape, device, settings):
+        return f"with {switch.setting} = {switch.on} this device fetches nothing ahead"
     return None
 
 
-def _sifts(shape: echo.ModelShape, device: str, settings: dict[str, Any]) -> bool:
-    """Whether a few steps say what they listed: one that does not sift counts nothing."""
+def _does(name: str, switch: systems.Switch, shape: echo.ModelShape, device: str, settings: dict[str, Any]) -> bool:
+    """Whether a few steps, in a pool that is too small for their context, are counted by what the switch turns on."""
     from echo.bench.serve import Server
 
-    load = Load((2 * shape.top_k,), (4,))
-    on = {**settings, **dict.fromkeys(systems.switches(), "off"), "prefetch": "on"}
-    with Server(shape, load, 1, REGIMES["glm"], device=device, gpu_slots=2 * shape.top_k, **on) as server:
+    load = Load((2 * shape.top_k,), (8,))
+    slots = shape.top_k + shape.top_k // 4 + 1
+    own = {**settings, **systems.settings_of(name)}
+    with Server(shape, load, 1, REGIMES["glm"], device=device, gpu_slots=slots, **own) as server:
         server.serve(schedule(load, 1), [0], resident=False)
         server.runtime.synchronize()
-        return any(layer.candidates + layer.full_selects for layer in server.runtime.stats().layers)
+        layers = server.runtime.stats().layers
+        return any(getattr(layer, counter) for layer in layers for counter in switch.counters)

@@ -16,7 +16,7 @@ from echo.bench.systems import SYSTEMS, System
 
 _SET_HERE = frozenset({
     "device", "host_tokens", "gpu_slots", "max_batch", "query_rows", "max_sessions", "max_context", "prefill_chunk",
-    *systems.switches(),
+    *(switch.setting for switch in systems.SWITCHES.values()),
 })  # fmt: skip
 _SIZES: dict[bool, dict[str, Any]] = {  # by --quick: small enough for seconds on a CPU
     False: {

@@ -22,9 +22,31 @@ from typing import Any
 import echo
 from echo.bench.schedule import Load, Stretch, blocks, schedule
 
-_SWITCHES: dict[str, str] = {"echo-prefetch": "prefetch", "echo-forecast": "forecast"}
-"""The setting of a runtime that a system turns on; all others have these off."""
-SYSTEMS = ("resident", "resident-total", "per-request", "echo", *_SWITCHES)
+
+@dataclass(frozen=True)
+class Switch:
+    """A setting of the runtime that has it fetch rows before they are missed.
+
+    Attributes:
+        setting: its name; not every build has it.
+        off: its value for systems that do without.
+        on: its value else.
+        counters: of `echo.LayerStats`; all 0 where a device does nothing of the kind.
+    """
+
+    setting: str
+    off: Any
+    on: Any
+    counters: tuple[str, ...]
+
+
+SWITCHES = {
+    "echo-prefetch": Switch("prefetch", "off", "on", ("candidates", "full_selects")),
+    "echo-forecast": Switch("forecast_cap", 0, -1, ("forecast",)),
+}
+"""By the system that has it on; all others have it off."""
+
+SYSTEMS = ("resident", "resident-total", "per-request", "echo", *SWITCHES)
 _MAPS = ("slot_of", "host_of", "stamp", "free_slots")
 
 
@@ -58,15 +80,14 @@ class System:
         return schedule(load, self.most, self.tokens)
 
 
-def switches() -> list[str]:
-    """The settings which systems turn on and off that this build's runtimes have."""
+def settings_of(name: str) -> dict[str, Any]:
+    """Of the runtime of a system: what this build has of the switches."""
     known = {field.name for field in echo.config_fields()}
-    return [switch for switch in _SWITCHES.values() if switch in known]
-
-
-def switch_of(name: str) -> str | None:
-    """The setting that this system turns on."""
-    return _SWITCHES.get(name)
+    return {
+        switch.setting: switch.on if system == name else switch.off
+        for system, switch in SWITCHES.items()
+        if switch.setting in known
+    }
 
 
 def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> System:
@@ -78,7 +99,7 @@ def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> Sys
         least = 2 * k if name == "per-request" else k + 1
     if pool < least:
         raise echo.InvalidArgument(f"pools: {pool:,} slots given, {name} needs {least:,} for a request")
-    settings = tuple((switch, _on_off(_SWITCHES.get(name) == switch)) for switch in switches())
+    settings = tuple(settings_of(name).items())
     if name == "resident":
         return System(name, pool, pool, contexts, pool, settings)
     if name == "resident-total":
@@ -105,10 +126,6 @@ def gpu_bytes(system: System, load: Load, shape: echo.ModelShape) -> dict[str, i
         "index_keys": held * shape.index_block_bytes // 64 * shape.layers,
         "maps": maps,
     }
-
-
-def _on_off(on: bool) -> str:
-    return "on" if on else "off"
 
 
 def _held(load: Load, stretch: Stretch) -> int:
