@@ -103,6 +103,11 @@ class Reference:
         return cls(world, model, histories)
 
 
+def pick(rng: np.random.Generator, values: Sequence[Any]) -> Any:
+    """One of them."""
+    return values[int(rng.integers(len(values)))]
+
+
 def known() -> set[str]:
     """Names of all settings of this build."""
     return {setting.name for setting in echo.config_fields()}
@@ -154,25 +159,24 @@ class Scenario:
     compared: int = 0
 
     def __post_init__(self) -> None:
-        """Draws the settings."""
-        self.rng = np.random.default_rng([self.seed, 2])
+        """Draws the settings. A course does not depend on which of them a build has."""
         world = self.reference.world
+        values = np.random.default_rng([self.seed, 3])
+        drawn = {name: pick(values, choices) for name, choices in SETTINGS.items() if name in known()}
+        self.rng = np.random.default_rng([self.seed, 2])
         self.max_batch, self.query_rows = (int(self.rng.integers(1, most + 1)) for most in (4, 2))
         least = self.max_batch * self.query_rows * (world.shape.top_k + 1)
+        pools = (least, least + int(self.rng.integers(1, 64)), least + 256, 2048)
         self.settings = {
-            **{name: self.one(values) for name, values in SETTINGS.items() if name in known()},
-            "gpu_slots": self.one((least, least + int(self.rng.integers(1, 64)), least + 256, 2048)),
+            **drawn,
+            "gpu_slots": pools[self.seed // len(WORLDS) % len(pools)],
             "max_batch": self.max_batch,
             "query_rows": self.query_rows,
-            "host_row_stride": world.shape.row_bytes + self.one((0, 16, 48)),
+            "host_row_stride": world.shape.row_bytes + pick(self.rng, (0, 16, 48)),
         }
         self.lives: list[Life] = []
         self.to_open = int(self.rng.integers(2, MOST_SESSIONS + 1))
         self._kept: list[tuple[torch.Tensor, torch.Tensor, History, int]] = []
-
-    def one(self, values: tuple[Any, ...]) -> Any:
-        """One of them."""
-        return values[int(self.rng.integers(len(values)))]
 
     def run(self) -> list[str]:
         """Everything; says what differs."""
@@ -196,7 +200,7 @@ class Scenario:
         if self.to_open and (not self.lives or self.rng.random() < 0.15):
             self.open()
             return
-        name = self.one(("step",) * 10 + ("pause", "resume", "resume", "rewind", "fork"))
+        name = pick(self.rng, ("step",) * 10 + ("pause", "resume", "resume", "rewind", "fork"))
         life = self.lives[int(self.rng.integers(len(self.lives)))]
         if name == "step":
             self.step()
@@ -216,10 +220,10 @@ class Scenario:
     def open(self) -> None:
         """A session reads most of a history."""
         self.to_open -= 1
-        life = Life(self.runtime.open_session(LENGTH), self.one(tuple(self.reference.histories)))
+        life = Life(self.runtime.open_session(LENGTH), pick(self.rng, self.reference.histories))
         self.lives.append(life)
         prompt = LENGTH - int(self.rng.integers(1, DECODED + 1))
-        model = self.one((None, self.reference.model))  # None: the captured one
+        model = pick(self.rng, (None, self.reference.model))  # None: the captured one
         while life.session.length < prompt:
             start = life.session.length
             tokens = life.next(min(int(self.settings["prefill_chunk"]), prompt - start))
