@@ -14,29 +14,9 @@ from echo.traces import Trace, shipped, synthetic
 from echo.traces import drive as driving
 from echo.traces.comparison import compare
 from echo.traces.drive import drive
-from echo.traces.echo_rule import EchoPool
 from echo.traces.layer_steps import LayerSteps
 from echo.traces.policies import make_pool
 from echo.traces.statistics import forecasts, moving_average
-
-
-class AppendFirst(EchoPool):
-    """The rule where verbs are called one by one: the new row takes its slot first, by age."""
-
-    alone = False
-
-    def step(self) -> np.ndarray:
-        self.now += 1
-        newest = self.steps.newest[self.now]
-        if newest >= 0 and self.slot_of[newest] < 0:
-            self.alone = True
-            self._place(np.array([newest]))
-            self.alone = False
-        self.now -= 1
-        return super().step()
-
-    def _distances(self) -> np.ndarray | None:
-        return None if self.alone else super()._distances()
 
 
 def partly_scored() -> Trace:
@@ -56,7 +36,7 @@ def test_a_runtime_misses_what_numpys_rule_misses(slots):
     trace = partly_scored()
     driven = drive(trace, slots, device="cpu")
     for layer in range(3):
-        pool = AppendFirst(LayerSteps(trace, layer), slots)
+        pool = make_pool(LayerSteps(trace, layer), slots, "echo")
         expected = [len(pool.step()) for _ in range(trace.steps)]
         np.testing.assert_array_equal(driven.misses[:, layer], expected)
     assert driven.misses[75:].sum() > 0 and driven.evictions[75:].sum() > 0

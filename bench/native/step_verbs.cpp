@@ -31,8 +31,7 @@ AppendParams StepCase::append_params(std::int32_t layer) const {
           .kv_dtype = DType::bf16,
           .index_key =
               index_key_.data<std::uint16_t>() + static_cast<std::int64_t>(layer) * sizes_.batch * shape_.index_dim,
-          .index_key_dtype = DType::bf16,
-          .to_slots = false};
+          .index_key_dtype = DType::bf16};
 }
 
 ScoreParams StepCase::score_params(std::int32_t layer, const SiftView& sift) const {

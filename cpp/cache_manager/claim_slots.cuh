@@ -1,6 +1,7 @@
 #pragma once
 // claim_slots: the replacement rule (replacement.hpp), by half of a block for the rows that the other half has to
-// fetch. Any number of blocks may do so at the same time; each begins at a place of its own in the pool.
+// fetch, or by a block of begin for new rows. Any number of blocks may do so at the same time; each begins at a place
+// of its own in the pool.
 //
 // Free slots are popped together. Then, window by window: a thread per slot reads stamp and host row (coalesced) and
 // the row's score (two dependent loads, mostly from the L2 cache), a histogram of coldness in shared memory says down
@@ -78,7 +79,7 @@ __device__ inline Sight read_slot(const LayerView& layer, const ClaimPlace& plac
 /// Whether it may be taken, and how cold it is.
 __device__ inline void judge(const RowScores& scores, std::int32_t now, Sight& sight) {
   if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
-    sight.candidate = {scores.distance(sight.row), now - sight.stamp};
+    sight.candidate = {scores.distance(sight.row), age_of(sight.stamp, now)};
   } else {
     sight.slot = kNone;
   }
@@ -177,14 +178,14 @@ __device__ inline bool take_coldest(const LayerView& layer, std::int32_t claimer
 }
 
 /// Gives slots to rows[0, needed), which the block's other threads found missing (look_up returned kNone) and listed in
-/// shared memory: slots[i], kNone where there is none left. Called by the claimers, 0 to kClaimers - 1, with what each
-/// saw ahead, behind a barrier of the block; slots are to be read behind another. Returns how many rows were evicted.
+/// shared memory: slots[0, shared.given); where there are no more, the other rows are marked, and their slots left as
+/// they are. Called by the claimers, 0 to kClaimers - 1, with what each saw ahead, behind a barrier of the block; slots
+/// are to be read behind another. Returns how many rows were evicted.
 __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScores& scores, std::int32_t now,
                                            const ClaimPlace& place, std::int32_t claimer, const Sight& ahead,
                                            const std::int32_t* rows, std::int32_t* slots, std::int32_t needed,
                                            ClaimShared& shared) {
   if (claimer == 0) {
-    AtomicWord(layer.replacement->missed).store(now, cuda::memory_order_relaxed);
     std::int32_t popped = 0;
     if (shared.free > 0) {
       // Others may have emptied the stack since; nobody pushes in this launch, so what is below zero is nothing.
@@ -230,17 +231,15 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
   }
   for (std::int32_t i = shared.given + claimer; i < needed; i += kClaimers) {
     slot_word(layer, rows[i]).store(failed_at(now), cuda::memory_order_relaxed);
-    slots[i] = kNone;
   }
-  __syncwarp();  // all lanes together to the barrier behind which the slots are read
   return shared.given - shared.popped;
 }
 
-/// Publishes the rows that claim_slots found slots for. By the claimers, behind a barrier.
-__device__ inline void publish_slots(const LayerView& layer, std::int32_t now, std::int32_t claimer,
+/// Publishes the rows that claim_slots found slots for, with this stamp. By the claimers, behind a barrier.
+__device__ inline void publish_slots(const LayerView& layer, std::int32_t stamp, std::int32_t claimer,
                                      const std::int32_t* rows, const std::int32_t* slots, std::int32_t given) {
   for (std::int32_t i = claimer; i < given; i += kClaimers) {
-    publish(layer, slots[i], rows[i], now);
+    publish(layer, slots[i], rows[i], stamp);
   }
 }
 

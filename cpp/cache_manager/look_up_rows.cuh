@@ -43,18 +43,7 @@ struct OwnEntries {
   __device__ bool has(int i) const { return rows[i] != kNone; }
 };
 
-/// Whether this launch appends the row at a position.
-__device__ inline bool appends(const RecallParams& p, std::int32_t row, std::int32_t position) {
-  const std::int32_t* appended = p.step.positions + row / p.step.query_rows * p.step.query_rows;
-  bool is_new = false;
-  for (std::int32_t i = 0; i < p.step.query_rows; ++i) {
-    is_new = is_new || appended[i] == position;
-  }
-  return is_new;
-}
-
-/// Host rows of the entries; those that this launch appends are kPending. What lies outside of the cache is reported
-/// and left out.
+/// Host rows of the entries. What lies outside of the cache is reported and left out.
 template <int kPerThread>
 __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThread>& own, Entry (&entries)[kPerThread],
                                const KernelErrorView& errors) {
@@ -85,7 +74,6 @@ __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThrea
     const bool right = blocks[i] >= 0 && blocks[i] < p.layer.host_rows / kTokensPerBlock;
     bad_position = bad_position || (positions[i] != kNone && !right);
     entries[i].row = right ? host_row(blocks + i, positions[i] % kTokensPerBlock) : kNone;
-    entries[i].slot = right && p.kv != nullptr && appends(p, own.rows[i], positions[i]) ? kPending : kNone;
   }
   if (bad_selection) {
     errors.raise(KernelError::bad_selection);
@@ -102,22 +90,24 @@ struct LookUpCounts {
 };
 
 /// Looks up the host rows of a thread's entries, as look_up does; what is neither simply resident nor simply missing is
-/// settled one by one.
+/// settled one by one. New rows of the pass are hits like others.
 template <int kPerThread>
 __device__ LookUpCounts look_up_all(const LayerView& layer, std::int32_t now, Entry (&entries)[kPerThread]) {
   std::int32_t slots[kPerThread];
   std::int32_t before[kPerThread];
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    const bool wanted = entries[i].row != kNone && entries[i].slot != kPending;
-    slots[i] = wanted ? slot_word(layer, entries[i].row).load(cuda::memory_order_relaxed) : kPending;
+    slots[i] = kPending;
+    if (entries[i].row != kNone) {
+      slots[i] = slot_word(layer, entries[i].row).load(cuda::memory_order_relaxed);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     before[i] = slots[i];
     if (slots[i] >= 0) {
       before[i] = stamp_word(layer, slots[i]).fetch_max(now, cuda::memory_order_relaxed);
-    } else if (slots[i] != kPending) {  // leaves in before what there was
+    } else if (slots[i] != kPending && slots[i] != failed_at(now)) {  // leaves in before what there was
       slot_word(layer, entries[i].row).compare_exchange_strong(before[i], kPending, cuda::memory_order_relaxed);
     }
   }
@@ -126,11 +116,11 @@ __device__ LookUpCounts look_up_all(const LayerView& layer, std::int32_t now, En
   for (int i = 0; i < kPerThread; ++i) {
     Entry& entry = entries[i];
     const bool hit = slots[i] >= 0 && before[i] != now && before[i] != kClaimed;  // as in protect
-    const bool missing = slots[i] < 0 && slots[i] != kPending && before[i] == slots[i];
+    const bool missing = slots[i] < 0 && slots[i] != kPending && slots[i] != failed_at(now) && before[i] == slots[i];
     if (hit) {
       entry.slot = slots[i];
       counts.ahead += before[i] == prefetched_at(now) ? 1 : 0;
-    } else if (!missing && entry.row != kNone && entry.slot != kPending) {
+    } else if (!missing && entry.row != kNone) {
       entry.slot = look_up(layer, entry.row, now, slots[i] >= 0 ? slots[i] : before[i]);
       counts.lost += entry.slot == kPending ? 1 : 0;
     }
@@ -148,7 +138,8 @@ struct LookUpSums {
 template <int kWarps, int kMost>
 struct LookUpShared {
   LookUpSums sums_of[kWarps];
-  std::int32_t rows[kMost];  ///< those missing, in the order of their entries
+  std::int32_t rows[kMost];   ///< those missing, in the order of their entries
+  std::int32_t slots[kMost];  ///< that they get, kNone at first
 
   __device__ LookUpSums sums() const {
     LookUpSums sums{};
@@ -196,6 +187,7 @@ __device__ std::int32_t list_missing(Entry (&entries)[kPerThread], LookUpCounts 
     if ((masks[i] >> lane_index() & 1U) != 0U) {
       const std::int32_t mine = place + __popc(masks[i] & ((1U << lane_index()) - 1U));
       shared.rows[mine] = entries[i].row;
+      shared.slots[mine] = kNone;
       entries[i].slot = kFirstListed - mine;
     }
     place += __popc(masks[i]);

@@ -9,12 +9,13 @@
 //   copy          those to their slots, then the rest (copy_rows.cuh), when it is the block's turn,
 //   wait          for rows that other blocks fetch;
 // the other half finds slots meanwhile (claim_slots.cuh), then helps to copy.
-// The first blocks append the new rows of the pass, if kv is given (append_rows.cuh). Entries that select those wait
-// for them: for blocks that started before their own. The launch may overlap the end of the kernel before it.
+// The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
+// entries that select them are hits. The launch may overlap the end of the kernel before it.
 // Cost on an H200 (bench/results/recall.json): 3.6 us for 26,624 hits; 20, 64 and 206 us with 533, 2,665 and 13,312
 // misses among them.
 #include <algorithm>
 
+#include "cache_manager/claim_slots.cuh"
 #include "cache_manager/copy_rows.cuh"
 #include "cache_manager/look_up_rows.cuh"
 #include "cache_manager/recall.cuh"
@@ -25,7 +26,7 @@
 namespace echo {
 namespace {
 
-constexpr int kThreads = kAppendThreads;
+constexpr int kThreads = 512;
 constexpr int kAllWarps = kThreads / kWarp;
 constexpr int kLookers = kThreads - kClaimers;
 constexpr int kLookWarps = kLookers / kWarp;
@@ -42,7 +43,6 @@ constexpr int kOwnTurn = 4;      ///< to copy
 
 struct RecallShared {
   LookUpShared<kLookWarps, kMostEntries> look_up;
-  std::int32_t slots[kMostEntries];  ///< that the missing rows get
   ClaimShared claim;
   CopyShared copy;
 };
@@ -57,7 +57,7 @@ __device__ std::int32_t tick_of(const RecallParams& p) { return *p.step.tick + p
 
 __device__ Copy copy_of(const LayerView& layer, const RecallShared& shared, std::int32_t missing,
                         const CopyQueue& queue) {
-  return {layer, {shared.look_up.rows, shared.slots, missing}, queue, kLookWarps, kAllWarps};
+  return {layer, {shared.look_up.rows, shared.look_up.slots, missing}, queue, kLookWarps, kAllWarps};
 }
 
 /// Warps that look entries up, and copy what is missing.
@@ -94,7 +94,7 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i) {
         if (entries[i].slot <= kFirstListed) {
-          entries[i].slot = shared.slots[kFirstListed - entries[i].slot];
+          entries[i].slot = shared.look_up.slots[kFirstListed - entries[i].slot];
           p.slots[own.first + i * kWarp] = entries[i].slot;
         }
       }
@@ -149,11 +149,15 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   if (sums.missing == 0) {
     return;
   }
+  if (claimer == 0) {
+    AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
+  }
   const std::int32_t* rows = shared.look_up.rows;
+  std::int32_t* slots = shared.look_up.slots;
   const std::int32_t evicted =
-      claim_slots(p.layer, scores, now, place, claimer, ahead, rows, shared.slots, sums.missing, shared.claim);
+      claim_slots(p.layer, scores, now, place, claimer, ahead, rows, slots, sums.missing, shared.claim);
   meet(kSlotsFound, kThreads);
-  publish_slots(p.layer, now, claimer, rows, shared.slots, shared.claim.given);
+  publish_slots(p.layer, now, claimer, rows, slots, shared.claim.given);
   if (claimer == 0) {
     count(&counters.misses, shared.claim.given);
     count(&counters.evictions, evicted);
@@ -165,16 +169,11 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   copy.copy_rest(shared.copy);
 }
 
-/// The first blocks append, to slots and then to host rows; `lanes` of each warp of the others have entries, kPerThread
-/// each.
+/// The first blocks append, a row per warp; `lanes` of each warp of the others have entries, kPerThread each.
 template <int kPerThread>
 __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p, std::int32_t append_blocks,
                                                                  std::int32_t lanes, KernelErrorView errors) {
-  __shared__ union Shared {
-    __device__ Shared() {}
-    RecallShared recall;
-    AppendShared append;
-  } shared;
+  __shared__ RecallShared shared;
   const auto block = static_cast<std::int32_t>(blockIdx.x);
   if (block < append_blocks) {
     begin();
@@ -184,31 +183,24 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
                               .kv = p.kv,
                               .kv_dtype = p.kv_dtype,
                               .index_key = nullptr,
-                              .index_key_dtype = DType::f32,
-                              .to_slots = true};
-    const std::int32_t to_slots = (p.step.rows - 1) / kAppendRows + 1;
-    if (block < to_slots) {
-      append_to_slots(append, row_scores(p), tick_of(p), block * kAppendRows, shared.append, errors);
-    } else {
-      append_to_host(append, (block - to_slots) * kAllWarps + warp_index(), errors);
-    }
+                              .index_key_dtype = DType::f32};
+    append_row(append, block * kAllWarps + warp_index(), tick_of(p), errors);
     return;
   }
   const CopyQueue queue{.left = &p.layer.replacement->copied,
                         .place = block - append_blocks,
                         .blocks = static_cast<std::int32_t>(gridDim.x) - append_blocks};
   if (threadIdx.x < kLookers) {
-    look_up_and_copy<kPerThread>(p, queue, lanes, shared.recall, errors);
+    look_up_and_copy<kPerThread>(p, queue, lanes, shared, errors);
   } else {
-    find_slots(p, queue, shared.recall);
+    find_slots(p, queue, shared);
   }
 }
 
 template <int kPerThread>
 void launch_sized(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
-  const unsigned append_blocks =
-      params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAppendRows) + blocks_for(params.step.rows, kAllWarps);
+  const unsigned append_blocks = params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAllWarps);
   launch_early(context, recall<kPerThread>, append_blocks + blocks_for(entries, kPerThread * kLookWarps * lanes),
                kThreads, 0, params, static_cast<std::int32_t>(append_blocks), lanes, context.errors);
 }

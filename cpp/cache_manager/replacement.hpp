@@ -20,7 +20,9 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kFree = -1;        ///< stamp of a slot that holds no row
+inline constexpr std::int32_t kFree = -1;  ///< stamp of a slot that holds no row
+/// Stamp of a slot that was given to a new row of the pass and has not been written; ticks are below.
+inline constexpr std::int32_t kNewRow = 0x7FFFFFFE;
 inline constexpr std::int32_t kUnusedAge = 64;   ///< added to the age of a row that was fetched ahead and never used
 inline constexpr std::int32_t kColdest = 63;     ///< coldness of what goes first
 inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at together, at most (CPU)

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cache_manager/layer_view.hpp"
 #include "echo/array.hpp"
@@ -104,18 +105,19 @@ struct SiftView {
 
 /// begin, once per pass and before its verbs: owners[block] for the blocks that hold the tokens of each batch entry, up
 /// to its last row's position. Of entries that share a block any may be named. And zeroes what the first score of the
-/// pass sifts into.
+/// pass sifts into. In each of `layers`, host rows of the pass's new tokens get slots (a row that has one keeps it),
+/// which nothing takes from them before the layer's append or recall has written the row and stamped it like a hit.
 struct BeginParams {
   StepView step;
   std::int64_t host_blocks;
-  RowSift* sift_rows = nullptr;        ///< [step.rows], or null
-  std::int32_t* prefetched = nullptr;  ///< one word, or null
+  std::span<const LayerView> layers = {};  ///< in host memory; none in a prefill, whose rows get no slots
+  RowSift* sift_rows = nullptr;            ///< [step.rows], or null
+  std::int32_t* prefetched = nullptr;      ///< one word, or null
 };
 
-/// append: for each row that is no padding, encodes kv and writes it to its host row and, with to_slots, to a slot
-/// (allocated, stamped with *step.tick, mapped; an already mapped row keeps its slot); encodes index_key into its
-/// place in the index cache. kv_dtype u8 means rows are encoded already. kv or index_key may be null: nothing is done
-/// for it.
+/// append: for each row that is no padding, encodes kv and writes it to its host row and, if that has a slot, there
+/// too, stamped with *step.tick; encodes index_key into its place in the index cache. kv_dtype u8 means rows are
+/// encoded already. kv or index_key may be null: nothing is done for it.
 struct AppendParams {
   LayerView layer;
   StepView step;
@@ -124,7 +126,6 @@ struct AppendParams {
   DType kv_dtype;
   const void* index_key;  ///< [rows, index_dim] f32/bf16, or null
   DType index_key_dtype;
-  bool to_slots;
 };
 
 /// score: scores[i, s] for rows i of the block and positions s in [0, positions[row]]; what lies behind is
@@ -159,10 +160,10 @@ struct SelectParams {
 
 /// recall: slots[i, j] = slot of selection[i, j] after making it resident, kNone where the selection is kNone.
 /// No slot that this call uses is given away, and a host row is fetched once however often it is selected.
-/// With `kv`, it also does what append with to_slots does for the rows of the pass (the block is the whole pass then),
-/// apart from index keys: one launch instead of two.
-/// `scores` and `kth_score` are those of the block's select; null where the selection comes from elsewhere. They only
-/// decide which rows are evicted.
+/// With `kv`, it also does what append does for the rows of the pass (the block is the whole pass then), apart from
+/// index keys: one launch instead of two. Those rows have slots since begin, or nobody selects them. `scores` and
+/// `kth_score` are those of the block's select; null where the selection comes from elsewhere. They only decide which
+/// rows are evicted.
 struct RecallParams {
   LayerView layer;
   StepView step;

@@ -10,6 +10,7 @@
 #include "reference/attend.hpp"
 #include "reference/cache_ops.hpp"
 #include "reference/commit.hpp"
+#include "reference/new_rows.hpp"
 #include "reference/owners.hpp"
 #include "reference/recall.hpp"
 #include "reference/score.hpp"
@@ -53,6 +54,7 @@ void CpuBackend::fill(void* device, int byte, std::size_t bytes) {
 
 void CpuBackend::begin(const BeginParams& params) {
   note_owners(params);
+  claim_new_rows(pool_, params);
   if (params.sift_rows != nullptr) {
     std::fill_n(params.sift_rows, params.step.rows, RowSift{});
     *params.prefetched = 0;

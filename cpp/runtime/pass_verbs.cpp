@@ -16,8 +16,7 @@ void ForwardPass::State::append(std::int32_t layer, const Array& kv, const Array
                     .kv = kv.data,
                     .kv_dtype = kv.dtype,
                     .index_key = index_key.data,
-                    .index_key_dtype = index_key.dtype,
-                    .to_slots = !prefill});
+                    .index_key_dtype = index_key.dtype});
   }
   appended[static_cast<std::size_t>(layer)] = static_cast<bool>(kv);
   keyed[static_cast<std::size_t>(layer)] = static_cast<bool>(index_key);

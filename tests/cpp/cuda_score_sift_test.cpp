@@ -219,7 +219,6 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
     }
     world.predict(predictions);
     const LayerCounters before = world.counted();
-    const auto resident_before = world.slot_of.read();
     const float cap = engine() % 4 == 0 ? 0.001F : 1.0F;
     stage.sift(cap);
     std::int64_t tokens = 0;
@@ -234,10 +233,12 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
     EXPECT_EQ(world.prefetched.read()[0], after.prefetched - before.prefetched);
     EXPECT_EQ(after.hits, before.hits);
     const auto resident = world.slot_of.read();
+    const auto stamps = world.stamp.read();
     for (std::int32_t row = 0; row < sizes.rows(); ++row) {
       if (const std::int32_t position = world.positions[static_cast<std::size_t>(row)]; position != kNone) {
         const auto host = static_cast<std::size_t>(world.host_row_of(row, position));
-        EXPECT_TRUE(resident[host] < 0 || resident_before[host] >= 0) << "new row " << row << " was fetched";
+        ASSERT_GE(resident[host], 0);
+        EXPECT_EQ(stamps[static_cast<std::size_t>(resident[host])], kNewRow) << "new row " << row << " was fetched";
       }
     }
     ASSERT_FALSE(::testing::Test::HasFailure());

@@ -30,9 +30,11 @@ struct SiftWorld : World {
   void begin_sifting(std::int32_t tick, const std::vector<std::int32_t>& positions_) {
     positions = positions_;
     turn = 0;
-    begin(tick, positions);
+    upload(tick, positions);
+    const LayerView own = layer();
     backend.begin({.step = step(),
                    .host_blocks = sizes.host_blocks(),
+                   .layers = {&own, 1},
                    .sift_rows = sifts.data(),
                    .prefetched = prefetched.data()});
   }

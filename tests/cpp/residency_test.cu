@@ -119,6 +119,22 @@ TEST_F(Residency, AStampAheadOfTheTickIsAHit) {
   EXPECT_EQ(maps_.stamp[at(slot_)], kNow + 1);
 }
 
+TEST_F(Residency, ANewRowIsAHitBeforeAndAfterItIsWritten) {
+  maps_.stamp[at(slot_)] = kNewRow;
+  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
+  EXPECT_EQ(look_up(layer_, kRow, kNewRow), slot_);  // the pass begins once more
+  EXPECT_EQ(maps_.stamp[at(slot_)], kNewRow);
+  maps_.stamp[at(slot_)] = kNow;
+  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
+  expect_whole();
+}
+
+TEST_F(Residency, ANewRowIsProtectedWhatWasThereBefore) {
+  EXPECT_EQ(look_up(layer_, kRow, kNewRow), slot_);
+  EXPECT_FALSE(evict(layer_, slot_, kOld, kRow));
+  EXPECT_EQ(maps_.stamp[at(slot_)], kNewRow);
+}
+
 TEST_F(Residency, AStampBelowAllTicksIsAHit) {
   maps_.stamp[at(slot_)] = kFree - 1 - kNow;
   EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
@@ -136,6 +152,7 @@ TEST_F(Residency, WhatFollowsPendingIsNotAskedAgain) {
 
 TEST_F(Residency, ARowThatGotNoSlotIsFetchedByTheNextCall) {
   maps_.slot_of[kOther] = failed_at(kNow);
+  EXPECT_EQ(look_up(layer_, kOther, kNow), kPending);  // nobody tries again
   EXPECT_EQ(wait_for(layer_, kOther, kNow), kNone);
   EXPECT_EQ(look_up(layer_, kOther, kNow + 1), kNone);
   EXPECT_EQ(look_up(layer_, kOther, kNow + 1), kPending);
@@ -146,7 +163,7 @@ TEST_F(Residency, ARowThatGotNoSlotIsFetchedByTheNextCall) {
 }
 
 TEST_F(Residency, AFailureSaysInWhichCall) {
-  for (const std::int32_t tick : {1, 2, kNow, kClaimed - 1}) {
+  for (const std::int32_t tick : {1, 2, kNow, kNewRow - 1}) {
     EXPECT_LT(failed_at(tick), kPending);
     EXPECT_NE(failed_at(tick), failed_at(tick - 1));
   }

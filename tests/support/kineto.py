@@ -7,7 +7,7 @@ from typing import Any
 
 OWN = "echo::(anonymous namespace)::"
 GENERIC = {
-    "begin": [f"{OWN}owners(echo::BeginParams)"],
+    "begin": [f"{OWN}begin_pass(echo::BeginParams, {OWN}BeginGrid, echo::KernelErrorView)"],
     "append": [f"{OWN}append(echo::AppendParams, echo::KernelErrorView)"],
     "score": [
         f"{OWN}index_queries(echo::ScoreParams, echo::IndexQueryView)",
