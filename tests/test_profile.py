@@ -311,6 +311,7 @@ def test_nonsense_is_refused_by_name(capsys, tmp_path, monkeypatch, arguments, n
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("kernels", ["generic", "auto"])
 def test_the_table_adds_up_to_what_events_measure(device, kernels):
