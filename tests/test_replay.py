@@ -159,6 +159,7 @@ def test_the_command_on_a_trace_that_ships(capsys, tmp_path):
     ]
     report = json.loads(files["--json"].read_text())
     assert report["device"] == "cpu" and report["alphas"] == [0.5, 0] and report["row_bytes"] == 656
+    assert report["runtime_alpha"] == 0.5
     assert report["trace"]["model"] == "tiny_dsa:sampled" and report["counted_steps"] == [72, 144]
     assert report["runtime_average_off_by"] < 1e-5
     trace = Trace.load(shipped.path_of("sampled"))
@@ -240,3 +241,11 @@ def test_settings_come_from_variables_and_are_checked_before_anything_is_done(ca
     monkeypatch.setenv("ECHO_PREFETCH_CAP", "0")
     lines = run(capsys, "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
     assert lines[-2].split()[2] == "0.0"  # prefetched
+    assert "at alpha 0.5 differs" in lines[-1]
+    monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "0.25")
+    arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
+    assert "at alpha 0.25 differs" in run(capsys, *arguments)[-1]
+    assert "at alpha 0.7 differs" in run(capsys, *arguments, "--alpha", "0.7,0")[-1]
+    monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "2")
+    assert cli.main(["replay", *arguments]) == 1
+    assert capsys.readouterr().err.startswith("echo-kv replay: threshold_alpha: 2")

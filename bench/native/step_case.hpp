@@ -44,8 +44,7 @@ class StepCase {
   const LayerView& view(std::int32_t layer) const { return layers_.views()[static_cast<std::size_t>(layer)]; }
   LayerView view_without_offload(std::int32_t layer) const;
 
-  // What the verbs are called with. `kv` with append: rows go where they belong in a step without offload.
-  AppendParams append_params(std::int32_t layer) const;
+  // What the verbs are called with.
   ScoreParams score_params(std::int32_t layer, const SiftView& sift) const;
   SelectParams select_params(std::int32_t layer, const SiftView& sift, std::int32_t* selection, float* kth) const;
   RecallParams recall_params(std::int32_t layer) const;

@@ -217,6 +217,9 @@ void CudaBackend::score(const ScoreParams& params) {
     launch_score_sm90(params, context());
     return;
   }
+  if (params.index_key != nullptr) {
+    launch_append(keys_of(params), context());
+  }
   launch_index_queries(params, memory.index_queries(), context());
   launch_score(params, memory.index_queries(), context());
 }

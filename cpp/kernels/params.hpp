@@ -132,7 +132,8 @@ struct AppendParams {
 
 /// score: scores[i, s] for rows i of the block and positions s in [0, positions[row]]; what lies behind is
 /// left undefined. Padding rows get nothing. With `sift`, also lists candidates and prefetches rows that are not
-/// resident: those that the pass appends excepted, since their host rows may not be written yet.
+/// resident: those that the pass appends excepted, since their host rows may not be written yet. With `index_key`,
+/// first appends the keys of the pass's rows, as append would.
 struct ScoreParams {
   LayerView layer;
   StepView step;
@@ -144,7 +145,20 @@ struct ScoreParams {
   float* scores;               ///< [block.count, score_stride]
   std::int64_t score_stride;
   SiftView sift = {};
+  const void* index_key = nullptr;  ///< [rows, index_dim] f32/bf16, or null; a block that has all rows of the pass
+  DType index_key_dtype = DType::f32;
 };
+
+/// What score has to append before it scores.
+inline AppendParams keys_of(const ScoreParams& params) {
+  return {.layer = params.layer,
+          .step = params.step,
+          .shape = params.shape,
+          .kv = nullptr,
+          .kv_dtype = DType::f32,
+          .index_key = params.index_key,
+          .index_key_dtype = params.index_key_dtype};
+}
 
 /// select: the exact top_k positions of each row of the block, ascending, then kNone; padding rows all kNone.
 /// kth_score[row] = the top_k-th score, left alone where the row has fewer than top_k tokens.

@@ -62,6 +62,9 @@ void CpuBackend::begin(const BeginParams& params) {
 }
 void CpuBackend::append(const AppendParams& params) { append_rows(pool_, params); }
 void CpuBackend::score(const ScoreParams& params) {
+  if (params.index_key != nullptr) {
+    append_rows(pool_, keys_of(params));
+  }
   score_rows(pool_, loops_.score, params);
   if (params.sift.rows != nullptr) {
     sift_rows(pool_, params);

@@ -64,19 +64,22 @@ TEST_F(Pass, BeginComesOnceBeforeTheVerbs) {
   EXPECT_EQ(backend->recalls[0].step.owners, backend->begins[0].step.owners);
 }
 
-TEST_F(Pass, AttentionAppendsWithTheRecallOfADecodeStepOnly) {
+TEST_F(Pass, AttentionAppendsWithTheScoreAndTheRecallOfADecodeStepOnly) {
   for (const AppendParams& append : backend->appends) {  // the prefill
     EXPECT_NE(append.kv, nullptr);
+  }
+  for (const ScoreParams& score : backend->scores) {
+    EXPECT_EQ(score.index_key, nullptr);
   }
   for (const RecallParams& recall : backend->recalls) {
     EXPECT_EQ(recall.kv, nullptr);
   }
   step(std::ref(model));
-  ASSERT_EQ(backend->appends.size(), 2U);
+  EXPECT_EQ(backend->appends.size(), 0U);
+  ASSERT_EQ(backend->scores.size(), 2U);
   ASSERT_EQ(backend->recalls.size(), 2U);
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    EXPECT_EQ(backend->appends[layer].kv, nullptr);
-    EXPECT_NE(backend->appends[layer].index_key, nullptr);
+    EXPECT_NE(backend->scores[layer].index_key, nullptr);
     EXPECT_NE(backend->recalls[layer].kv, nullptr);
   }
 }
@@ -92,7 +95,8 @@ TEST_F(Pass, ALayerWithoutAnIndexerHasItsRowsAppendedByTheRecall) {
       pass.attention(layer, arrays->in, model.out(pass, layer));
     }
   });
-  EXPECT_EQ(backend->appends.size(), 1U);
+  EXPECT_EQ(backend->appends.size(), 0U);
+  EXPECT_EQ(backend->scores.size(), 1U);
   ASSERT_EQ(backend->recalls.size(), 2U);
   EXPECT_NE(backend->recalls[1].kv, nullptr);
   EXPECT_NE(backend->recalls[0].scores, nullptr);

@@ -27,6 +27,7 @@ GENERIC = {
 
 HOPPER = {
     **GENERIC,
+    "append": [],  # score does it
     "score": [
         f"void {OWN}score_sm90<64, 128, true>(CUtensorMap_st, echo::ScoreParams, echo::RowGroups, "
         "echo::KernelErrorView)"
