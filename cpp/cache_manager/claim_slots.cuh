@@ -61,7 +61,7 @@ __device__ inline ClaimPlace claim_place(const LayerView& layer, std::int32_t no
                                          std::int32_t blocks) {
   constexpr std::uint32_t kScatter = 0x9E3779B1U;  // 2^32 / golden ratio: consecutive ticks lie far apart
   const auto slots = static_cast<std::uint32_t>(layer.slots);
-  const std::uint32_t share = max(slots / static_cast<std::uint32_t>(blocks), min(slots, 2U * kWindowGrain));
+  const std::uint32_t share = max(slots / static_cast<std::uint32_t>(blocks), min(slots, std::uint32_t{kWindowGrain}));
   const std::uint32_t first =
       (static_cast<std::uint32_t>(now) * kScatter + static_cast<std::uint32_t>(block) * share) % slots;
   return {static_cast<std::int32_t>(first), static_cast<std::int32_t>(min(share, std::uint32_t{kClaimers}))};
@@ -144,7 +144,6 @@ __device__ inline Sight look_ahead(const LayerView& layer, const RowScores& scor
   if (claimer == 0) {
     shared.free = free;
     shared.given = 0;
-    shared.popped = 0;
   }
   sort_window(claimer, /*spares=*/true, sight, shared);
   return sight;
@@ -201,6 +200,7 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
                                            const ClaimPlace& place, std::int32_t claimer, Sight sight,
                                            const std::int32_t* rows, std::int32_t* slots, std::int32_t needed,
                                            ClaimShared& shared) {
+  std::int32_t popped = 0;
   if (shared.free > 0) {
     if (claimer == 0) {
       // Others may have emptied the stack since; nobody pushes in this launch, so what is below zero is nothing.
@@ -211,15 +211,17 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
       shared.popped = shared.given = min(max(shared.top, 0), needed);
     }
     meet(kClaimBarrier, kClaimers);
-    for (std::int32_t i = claimer; i < shared.popped; i += kClaimers) {
+    popped = shared.popped;
+    for (std::int32_t i = claimer; i < popped; i += kClaimers) {
       const std::int32_t slot = layer.free_slots[shared.top - 1 - i];
       assign(layer, slot, rows[i]);
       slots[i] = slot;
     }
+    meet(kClaimBarrier, kClaimers);
   }
 
   const std::int32_t window = place.window;
-  std::int32_t given = shared.popped;
+  std::int32_t given = popped;
   // Where much is missing, being choosy would leave the link idle.
   const std::int32_t planned = min(planned_windows(max(needed - given, 1), window), kMostPlanned);
   const std::int32_t turn_of_pool = (layer.slots - 1) / window + 1;
@@ -251,7 +253,7 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
   for (std::int32_t i = given + claimer; i < needed; i += kClaimers) {
     slot_word(layer, rows[i]).store(failed_at(now), cuda::memory_order_relaxed);
   }
-  return given - shared.popped;
+  return given - popped;
 }
 
 /// Publishes the rows that claim_slots found slots for, with this stamp. By the claimers, behind a barrier.

@@ -61,6 +61,9 @@ __device__ EntryMasks choose_early(const LayerView& layer, const Entry (&entries
   for (int i = 0; i < kEntries; ++i) {
     early.of[i] = __ballot_sync(kAllLanes, seen.missing(i));
   }
+  if (kPerThread <= 2 && early.count() == 0) {
+    return early;
+  }
   const std::int32_t pieces = max(1, layer.row_bytes / RowGroup::kPieceBytes);
   const std::int32_t wanted = min(min(early.count(), kMostEarly), max(1, RowGroup::kRound / pieces));
   const std::int32_t blocks = kCopyRowsAtOnce / warps;  // in which each warp may have a row under way

@@ -32,7 +32,7 @@ constexpr int kAllWarps = kThreads / kWarp;
 constexpr int kLookers = kThreads - kClaimers;
 constexpr int kLookWarps = kLookers / kWarp;
 constexpr int kBlocksPerSm = 2;  ///< that run together
-constexpr std::int32_t kLeastLanes = 4;
+constexpr std::int32_t kLeastLanes = 2;
 constexpr int kMostPerThread = 8;
 constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
 
@@ -92,7 +92,9 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
   const EntryMasks early = choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows);
   const RowList list{early_rows.rows, early_rows.slots, early.count()};
   RowGroup group(p.layer, list, 0, list.count);
-  group.load(0);
+  if (list.count > 0) {
+    group.load(0);
+  }
   const LookUpCounts counts = look_up_all(p.layer, now, seen, entries);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -120,8 +122,10 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
       }
     }
     __syncwarp();
-    group.store(0);
-    group.copy(RowGroup::kRound);
+    if (list.count > 0) {
+      group.store(0);
+      group.copy(RowGroup::kRound);
+    }
   }
   copy_others(p.layer, shared, missing, queue);
 

@@ -145,7 +145,7 @@ TEST_F(CudaScoreSift, WhateverIsPredicted) {
     stage.sift(1.0F);
     EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
     expect_right_sifts(world, predictions);
-    world.check();
+    world.check(/*begun=*/true);
     ASSERT_FALSE(HasFailure()) << turn;
   }
 }
@@ -178,7 +178,7 @@ TEST_F(CudaScoreSift, EqualScoresOverflowTheListOrAreLeft) {
   stage.plain_scores();
   stage.sift(1.0F);
   expect_right_sifts(world, predictions);
-  world.check();
+  world.check(/*begun=*/true);
 }
 
 /// Passes of a few sessions through small pools: score with prefetch, select, recall.
