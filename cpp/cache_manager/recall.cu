@@ -92,9 +92,7 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
   const EntryMasks early = choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows);
   const RowList list{early_rows.rows, early_rows.slots, early.count()};
   RowGroup group(p.layer, list, 0, list.count);
-  if (list.count > 0) {
-    group.load(0);
-  }
+  group.load(0);
   const LookUpCounts counts = look_up_all(p.layer, now, seen, entries);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {

@@ -145,7 +145,7 @@ TEST_F(CudaScoreSift, WhateverIsPredicted) {
     stage.sift(1.0F);
     EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
     expect_right_sifts(world, predictions);
-    world.check(/*begun=*/true);
+    world.check();
     ASSERT_FALSE(HasFailure()) << turn;
   }
 }
@@ -178,7 +178,7 @@ TEST_F(CudaScoreSift, EqualScoresOverflowTheListOrAreLeft) {
   stage.plain_scores();
   stage.sift(1.0F);
   expect_right_sifts(world, predictions);
-  world.check(/*begun=*/true);
+  world.check();
 }
 
 /// Passes of a few sessions through small pools: score with prefetch, select, recall.
@@ -203,7 +203,7 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
     }
     auto now = lengths;
     now[engine() % now.size()] = engine() % 4 == 0 ? kNone : now[0];
-    world.begin_sifting(tick, rows_behind(now, sizes.query_rows));
+    world.begin_sifting(tick, rows_behind(now, sizes.query_rows), /*claims=*/true);
     if (shared_prefix) {  // entry 1 has the first half of entry 0's blocks
       auto words = world.control.read();
       const auto table = world.step().block_table - world.control.data();
