@@ -7,13 +7,14 @@
 // the row's score (two dependent loads, mostly from the L2 cache), a histogram of coldness in shared memory says down
 // to which level slots go, and those threads claim theirs by compare-and-swap. The first window is looked at and sorted
 // into its histogram ahead, while the other half looks rows up: what is left to do when rows are listed is to find the
-// level and to claim. Who loses a slot to another block leaves a gap that a later window fills. Behind the planned
-// windows the block makes one turn of the pool for whatever may be taken; a slot that was passed then can never be
-// taken again within the call, so one turn proves that none is left. Before that it makes one that spares rows at or
-// above the k-th score, as the planned windows do: where blocks of the same call have yet to look rows up, these are
-// theirs. The CPU's hand is a number that is kept; here it follows from tick and block, so that no block waits to read
-// it. The claimers do not touch host memory before they are done: what waits for the link would hold them up. Cost on
-// an H200: 1.3 us from the list of missing rows to their slots, for a window that was looked at ahead.
+// level and to claim. Who loses a slot to another block leaves a gap that a later window fills.
+//
+// Behind the planned windows the block makes one turn of the pool for whatever may be taken; a slot that was passed
+// then can never be taken again within the call, so one turn proves that none is left. Before that it makes one that
+// spares rows at or above the k-th score, as the planned windows do: blocks that have yet to begin will look them up.
+// The CPU's hand is a number that is kept; here it follows from tick and block, so that no block waits to read it. The
+// claimers do not touch host memory before they are done: what waits for the link would hold them up. On an H200 a call
+// of one session with 41 misses takes 5.5 us, and 7.4 if nothing is looked at ahead.
 
 #include "cache_manager/residency.cuh"
 #include "cache_manager/row_scores.hpp"

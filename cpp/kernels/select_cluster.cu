@@ -38,7 +38,6 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
   const std::uint32_t blocks = ptx::cluster_size();
   prepare(*reinterpret_cast<Shared*>(memory), rank, blocks);
   wait_for_kernel_before();
-  let_next_kernel_begin();
   const Sifted sifted(p.sift, index, rank == 0);
   const std::int32_t k = p.shape.top_k;
   const std::int32_t row_index = p.block.first + index;
