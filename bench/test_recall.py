@@ -117,7 +117,7 @@ def test_recall(case: Case, bench: Bench, benchmark: Any, gates: Callable[[str],
 
 @pytest.mark.parametrize("case", [Case(13, 37, new_rows=1)], indirect=True, ids=str)
 def test_step_with_new_rows(case: Case, bench: Bench, benchmark: Any, gates: Callable[[str], Gates]) -> None:
-    """All cache management of a step: a new token of each session, its backup, few misses."""
+    """All cache management of a step: begin, a new token of each session with its slot and backup, few misses."""
     per_call = benchmarked(bench, benchmark, Kind.RECALL)
     bench.verify()
     gather, blocks = ceiling(bench, Kind.GATHER_SORTED)

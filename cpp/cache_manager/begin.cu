@@ -1,11 +1,14 @@
 // begin: what the verbs of a pass find done, for all layers at once.
 //
 // Slots for the new rows: a block claims them for up to kRowsOfBlock rows in one layer, like a block of recall that
-// finds them missing (claim_slots.cuh), but by age: nothing is scored yet. No row is looked up in this launch by
-// anybody else. Owners: which batch entry a host block belongs to, the inverse of the block tables; a thread per block
-// of an entry. Nothing is cleared: whoever reads an entry checks it against the block table. Besides, each batch
-// entry's thread blocks zero what the first score of the pass sifts into for the entry's rows. Cost: a claim, some 5
-// us, once per pass; 20K blocks (13 sessions of 100K tokens) are 160 KB of scattered 8-byte stores.
+// finds them missing (claim_slots.cuh), but by age: nothing is scored yet. Nobody else looks rows up in this launch.
+//
+// Owners: which batch entry a host block belongs to, the inverse of the block tables; a thread per block of an entry.
+// Nothing is cleared: whoever reads an entry checks it against the block table. Besides, each batch entry's thread
+// blocks zero what the first score of the pass sifts into for the entry's rows.
+//
+// Cost: the claims of 61 layers and 13 sessions add 8 us to a step on an H200; 20K blocks (13 sessions of 100K tokens)
+// are 160 KB of scattered 8-byte stores.
 #include <algorithm>
 
 #include "cache_manager/begin.cuh"
@@ -41,18 +44,14 @@ __device__ void claim_for_new_rows(const LayerView& layer, const StepView& step,
   const std::int32_t row = block * kRowsOfBlock + claimer;
   if (claimer == 0) {
     shared.missing = 0;
-    shared.claim.free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
   }
   __syncthreads();
   const std::int32_t now = *step.tick;
   const ClaimPlace place = claim_place(layer, now, block, blocks);
-  Sight ahead;
-  if (claimer < place.window) {
-    ahead = look_at(layer, RowScores{}, now, place, static_cast<std::uint32_t>(claimer));
-  }
+  const Sight ahead = look_ahead(layer, RowScores{}, now, place, claimer, /*expected=*/true, shared.claim);
   if (claimer < kRowsOfBlock && row < step.rows) {
     const std::int32_t target = new_host_row(layer, step, row, errors);
-    if (target != kNone && look_up(layer, target, kNewRow) == kNone) {
+    if (target != kNone && look_up(layer, target, new_row_at(now)) == kNone) {
       shared.rows[atomicAdd(&shared.missing, 1)] = target;
     }
   }
@@ -64,7 +63,7 @@ __device__ void claim_for_new_rows(const LayerView& layer, const StepView& step,
   const std::int32_t evicted =
       claim_slots(layer, RowScores{}, now, place, claimer, ahead, shared.rows, shared.slots, missing, shared.claim);
   __syncthreads();
-  publish_slots(layer, kNewRow, claimer, shared.rows, shared.slots, shared.claim.given);
+  publish_slots(layer, new_row_at(now), claimer, shared.rows, shared.slots, shared.claim.given);
   if (claimer == 0) {
     count(&layer.counters->evictions, evicted);
     if (shared.claim.given < missing) {

@@ -3,7 +3,7 @@
 // Two words decide, and nothing but compare-and-swap and maximum changes them while others may look:
 //
 //   stamp[slot]     a tick          last use; the current tick: in use by this call, not to be given away
-//                   kNewRow         given to a new row at the begin of the pass; later than any tick
+//                   new_row_at(t)   the next tick: given to a new row at the begin of the pass of tick t
 //                   prefetched_at(t)  fetched ahead in tick t, not used since
 //                   kClaimed        between two rows
 //                   kFree           empty, and on the stack of free slots
@@ -18,8 +18,8 @@
 // Whoever evicts claims the stamp, unmaps the old row, writes host_of, and behind a fence the stamp and the new row's
 // slot_of. Who swaps slot_of to kPending fetches the row; all others wait for the slot, after they have done their own
 // work, so that nobody waits for somebody who waits. No launch leaves kPending or kClaimed behind.
-// New rows have slots since the begin of the pass, so that those who look them up find hits; whoever writes such a row
-// brings the stamp down to the current tick, which protects it as well.
+// New rows have slots since the begin of the pass, in a stamp that nobody needs to raise: who looks them up finds a hit
+// at once, while others write them.
 // (A slot that a stale slot_of names is reached by its address, which orders the two accesses on any GPU that does not
 // guess values; an acquire would say so formally and cost every hit its cached lines.)
 // Whoever fetches ahead does the same without protecting anything, in a launch in which nobody uses rows: it passes

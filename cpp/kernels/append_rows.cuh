@@ -105,11 +105,9 @@ __device__ inline void put_row(const AppendParams& p, std::int32_t row, const Ne
   }
 }
 
-/// Writes the new row `row` of the pass, if there is one, to its host row, and to its slot if it has one, which is used
-/// in tick `now` then. By one warp. Others may look up rows, claim slots and fetch meanwhile: what begin gave to new
-/// rows stays with them.
-__device__ inline void append_row(const AppendParams& p, std::int32_t row, std::int32_t now,
-                                  const KernelErrorView& errors) {
+/// Writes the new row `row` of the pass, if there is one, to its host row, and to its slot if it has one. By one warp.
+/// Others may look up rows, claim slots and fetch meanwhile: what begin gave to new rows stays with them.
+__device__ inline void append_row(const AppendParams& p, std::int32_t row, const KernelErrorView& errors) {
   if (row >= p.step.rows) {
     return;
   }
@@ -120,7 +118,6 @@ __device__ inline void append_row(const AppendParams& p, std::int32_t row, std::
   }
   const std::int32_t slot = slot_word(p.layer, target).load(cuda::memory_order_relaxed);
   if (slot >= 0 && lane_index() == 0) {
-    stamp_word(p.layer, slot).store(now, cuda::memory_order_relaxed);
     count(&p.layer.counters->appended, 1);
   }
   std::byte* host = row_address(p.layer.slab, target, p.layer.host_stride);

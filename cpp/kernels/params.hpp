@@ -22,7 +22,9 @@ struct alignas(8) BlockOwner {
 /// The control block of a pass, as it lies on the device. Pointers stay the same from pass to pass, so a captured
 /// graph reads the new contents.
 struct StepView {
-  const std::int32_t* tick;         ///< [1] tick of the pass's first row block; block b uses tick + b
+  /// [1] tick of the pass's first row block; block b uses tick + b. The last block's tick + 1 is the stamp of new rows:
+  /// the next pass begins behind it.
+  const std::int32_t* tick;
   const std::int32_t* tokens;       ///< [rows]
   const std::int32_t* positions;    ///< [rows] position of the row's token, kNone = padding row
   const std::int32_t* session;      ///< [rows] index of the row's session in per-session state, kNone = padding
@@ -106,7 +108,7 @@ struct SiftView {
 /// begin, once per pass and before its verbs: owners[block] for the blocks that hold the tokens of each batch entry, up
 /// to its last row's position. Of entries that share a block any may be named. And zeroes what the first score of the
 /// pass sifts into. In each of `layers`, host rows of the pass's new tokens get slots (a row that has one keeps it),
-/// which nothing takes from them before the layer's append or recall has written the row and stamped it like a hit.
+/// which nothing takes from them in this pass. They are written by the layer's append or recall.
 struct BeginParams {
   StepView step;
   std::int64_t host_blocks;
@@ -116,8 +118,8 @@ struct BeginParams {
 };
 
 /// append: for each row that is no padding, encodes kv and writes it to its host row and, if that has a slot, there
-/// too, stamped with *step.tick; encodes index_key into its place in the index cache. kv_dtype u8 means rows are
-/// encoded already. kv or index_key may be null: nothing is done for it.
+/// too; encodes index_key into its place in the index cache. kv_dtype u8 means rows are encoded already. kv or
+/// index_key may be null: nothing is done for it.
 struct AppendParams {
   LayerView layer;
   StepView step;

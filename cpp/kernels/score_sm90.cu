@@ -88,6 +88,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       announce(kBarriersMade, kScoreThreads);
     }
     wait_for_kernel_before();
+    let_next_kernel_begin();
     RunMaker<kSift> maker(p, groups, errors);
     const bool any = maker.begin();
     if (kSift && warp == kFetcher && any) {

@@ -29,7 +29,7 @@ void write_index_keys(ThreadPool& pool, const AppendParams& params, const std::v
 void append_rows(ThreadPool& pool, const AppendParams& params) {
   const std::vector<NewRow> rows = new_rows(params.layer, params.step);
   if (params.kv != nullptr) {
-    write_rows(pool, params.layer, params.shape, params.kv, params.kv_dtype, rows, *params.step.tick);
+    write_rows(pool, params.layer, params.shape, params.kv, params.kv_dtype, rows);
   }
   if (params.index_key != nullptr) {
     write_index_keys(pool, params, rows);

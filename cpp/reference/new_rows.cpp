@@ -51,12 +51,9 @@ void claim_new_rows(ThreadPool& pool, const BeginParams& params) {
 }
 
 void write_rows(ThreadPool& pool, const LayerView& layer, const ShapeView& shape, const void* kv, DType kv_dtype,
-                const std::vector<NewRow>& rows, std::int32_t tick) {
+                const std::vector<NewRow>& rows) {
   for (const NewRow& row : rows) {
-    if (const std::int32_t slot = layer.slot_of[row.host_row]; slot != kNone) {
-      layer.stamp[slot] = tick;
-      ++layer.counters->appended;
-    }
+    layer.counters->appended += layer.slot_of[row.host_row] != kNone ? 1 : 0;
   }
   const auto bytes = static_cast<std::size_t>(layer.row_bytes);
   const std::int64_t dim = shape.latent_dim + shape.rope_dim;

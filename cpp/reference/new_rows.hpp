@@ -22,8 +22,8 @@ std::vector<NewRow> new_rows(const LayerView& layer, const StepView& step);
 void claim_new_rows(ThreadPool& pool, const BeginParams& params);
 
 /// Encodes `kv` (as in AppendParams) into the host rows, and copies those bytes to the slots of rows
-/// that have one, which are used in `tick` then, so that the two cannot differ. Rows in parallel.
+/// that have one, so that the two cannot differ. Rows in parallel.
 void write_rows(ThreadPool& pool, const LayerView& layer, const ShapeView& shape, const void* kv, DType kv_dtype,
-                const std::vector<NewRow>& rows, std::int32_t tick);
+                const std::vector<NewRow>& rows);
 
 }  // namespace echo

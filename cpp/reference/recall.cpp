@@ -49,10 +49,9 @@ void recall_rows(ThreadPool& pool, const RecallParams& params) {
   const std::vector<std::int32_t> host_rows = selected_host_rows(params);
   const std::vector<NewRow> appended = params.kv == nullptr ? std::vector<NewRow>{} : new_rows(layer, params.step);
   CacheOps cache(layer);
-  const std::int32_t tick = *params.step.tick + params.block.tick_offset;
-  cache.begin(tick);
+  cache.begin(*params.step.tick + params.block.tick_offset);
   if (params.kv != nullptr) {
-    write_rows(pool, layer, params.shape, params.kv, params.kv_dtype, appended, tick);
+    write_rows(pool, layer, params.shape, params.kv, params.kv_dtype, appended);
   }
 
   std::vector<std::int32_t> missing;

@@ -230,6 +230,43 @@ TEST_F(CudaRecall, NewRowsForWhichBeginFindsNoSlotsAreReportedAndBackedUp) {
   }
 }
 
+TEST_F(CudaRecall, RowsAtOrAboveTheKthScoreStayWhileOthersAreThere) {
+  constexpr std::int32_t kK = 64;
+  constexpr std::int32_t kSlots = 1024;
+  constexpr std::int32_t kHot = 768;  // whole windows of the pool
+  Pair pair(shape_of(RowFormat::raw, IndexKeyFormat::fp8, kK), {.slots = kSlots, .batch = 1, .table_stride = 20});
+  fill_slabs(pair, 15);
+  World& world = pair.gpu;
+  std::vector<float> scores(static_cast<std::size_t>(world.sizes.score_stride()), 2.0F);
+  std::fill(scores.begin() + kHot, scores.begin() + kSlots, -1.0F);
+  std::vector<std::int32_t> selection(kK);
+  const auto recall = [&](std::int32_t tick, std::int32_t first) {
+    std::iota(selection.begin(), selection.end(), first);
+    world.begin(tick, {20 * kTokensPerBlock - 1});
+    world.selection.write(selection);
+    world.scores.write(scores);
+    world.kth_score.write({2.0F});
+    world.recall(world.all_rows(), /*scored=*/true);
+  };
+  std::int32_t tick = 0;
+  std::vector<std::int32_t> hot;
+  for (std::int32_t first = 0; first < kSlots; first += kK) {
+    recall(++tick, first);
+    if (first + kK == kHot) {
+      hot = world.resident_rows();
+    }
+  }
+  for (std::int32_t first = kSlots; first < kSlots + 4 * kK; first += kK) {
+    recall(++tick, first);
+    EXPECT_TRUE(std::ranges::includes(world.resident_rows(), hot)) << first;
+  }
+  EXPECT_EQ(world.counted().evictions, 4 * kK);
+  recall(++tick, kHot);  // nothing else is left
+  world.backend.synchronize();
+  EXPECT_EQ(world.counted().evictions, 5 * kK);
+  world.check();
+}
+
 TEST_F(CudaRecall, PaddingRowsChangeNothing) {
   const ShapeView shape = shape_of(RowFormat::raw);
   Pair pair(shape, {.batch = 3});

@@ -53,7 +53,7 @@ void run_pass(World& world, bool tight) {
   }
   world.draw(tight ? Taste::turnover : static_cast<Taste>(engine() % kTastes));
   const bool scored = engine() % 2 == 0;
-  const auto offset = static_cast<std::int32_t>(engine() % 2);
+  const std::int32_t offset = way < 5 ? static_cast<std::int32_t>(engine() % 2) : 0;
   if (way < 5) {
     world.append();
   }

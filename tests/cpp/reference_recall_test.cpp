@@ -254,6 +254,7 @@ TEST(Append, ARowThatHasASlotIsWrittenToBothPlaces) {
   const std::int32_t slot = cache.world.slot_of[static_cast<std::size_t>(row)];
   for (std::int32_t version = 2; version < 4; ++version) {
     cache.world.tick = version;
+    cache.begin(/*claims=*/true);
     cache.append(version);
     EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(row)], slot);
     EXPECT_EQ(cache.world.stamp[static_cast<std::size_t>(slot)], version);

@@ -208,7 +208,7 @@ struct Check {
       raise(Fault::row_of_slot, slot);
     } else if (stamp >= now && verb == Verb::begin) {
       return;  // checked with the new rows, and not written yet
-    } else if (stamp < 1 || stamp > now) {
+    } else if (stamp < 1 || stamp > new_row_at(now)) {
       raise(Fault::stamp_of_slot, slot);
     } else if (!world.has_bytes(row_address(world.layer.pool, slot, world.layer.row_bytes), row, lane, kLanes)) {
       raise(Fault::bytes_of_slot, slot);
@@ -248,7 +248,7 @@ struct Check {
       return;
     }
     if (slot < 0 || slot >= world.layer.slots || world.layer.host_of[slot] != host_row ||
-        world.layer.stamp[slot] != now) {
+        world.layer.stamp[slot] < now) {
       raise(Fault::entry, entry);
     }
   }

@@ -115,7 +115,7 @@ struct Scene {
   std::int32_t slots;
   std::vector<Seat> resident;
   std::vector<std::vector<std::int32_t>> blocks;  ///< rows that each looks up
-  std::vector<std::int32_t> written = {};         ///< new rows, which have slots, and a thread each that writes them
+  std::vector<std::int32_t> written = {};         ///< new rows, which have slots
   std::vector<std::int32_t> failed_before = {};   ///< rows for which the call before got no slot
 };
 
@@ -142,7 +142,6 @@ class Stage {
     for (const std::int32_t row : scene_.written) {
       threads.emplace_back([this, row] {  // as append_row does
         const std::int32_t slot = slot_word(maps_->layer(), row).load(cuda::memory_order_relaxed);
-        stamp_word(maps_->layer(), slot).store(kNow, cuda::memory_order_relaxed);
         maps_->content[at(slot)] = row;
       });
     }
@@ -176,7 +175,7 @@ class Stage {
     if ((failed > 0) != (distinct > scene_.slots) || given > at(std::min(distinct, scene_.slots))) {
       return std::to_string(failed) + " without slots, " + std::to_string(given) + " given";
     }
-    return maps_->fault(kNow, kMarks);
+    return maps_->fault(scene_.written.empty() ? kNow : new_row_at(kNow), kMarks);
   }
 
  private:
@@ -184,7 +183,7 @@ class Stage {
   static inline const Marks kMarks{.pending = echo_stepped::kPending, .failed = echo_stepped::failed_at(kNow)};
 
   std::string fault_of(std::int32_t row, std::int32_t slot) const {
-    const bool right = slot >= 0 && maps_->host_of[at(slot)] == row && maps_->stamp[at(slot)] == kNow;
+    const bool right = slot >= 0 && maps_->host_of[at(slot)] == row && maps_->stamp[at(slot)] >= kNow;
     return right ? "" : "row " + std::to_string(row) + " was told slot " + std::to_string(slot);
   }
 
@@ -230,11 +229,11 @@ TEST(ResidencySchedules, APoolThatIsTooSmall) {
 }
 
 TEST(ResidencySchedules, ANewRowThatIsSelectedWhileItIsWritten) {
-  explore({.slots = 2, .resident = {{0, 3}, {1, kNewRow}}, .blocks = {{1}, {2}}, .written = {1}}, 4);
+  explore({.slots = 2, .resident = {{0, 3}, {1, new_row_at(kNow)}}, .blocks = {{1}, {2}}, .written = {1}}, 4);
 }
 
 TEST(ResidencySchedules, ANewRowThatIsOnlyWritten) {
-  explore({.slots = 2, .resident = {{0, 3}, {1, kNewRow}}, .blocks = {{2}}, .written = {1}}, 5);
+  explore({.slots = 2, .resident = {{0, 3}, {1, new_row_at(kNow)}}, .blocks = {{2}}, .written = {1}}, 5);
 }
 
 TEST(ResidencySchedules, ARowThatGotNoSlotBefore) {

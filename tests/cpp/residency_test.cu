@@ -119,20 +119,12 @@ TEST_F(Residency, AStampAheadOfTheTickIsAHit) {
   EXPECT_EQ(maps_.stamp[at(slot_)], kNow + 1);
 }
 
-TEST_F(Residency, ANewRowIsAHitBeforeAndAfterItIsWritten) {
-  maps_.stamp[at(slot_)] = kNewRow;
-  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
-  EXPECT_EQ(look_up(layer_, kRow, kNewRow), slot_);  // the pass begins once more
-  EXPECT_EQ(maps_.stamp[at(slot_)], kNewRow);
-  maps_.stamp[at(slot_)] = kNow;
-  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
-  expect_whole();
-}
-
-TEST_F(Residency, ANewRowIsProtectedWhatWasThereBefore) {
-  EXPECT_EQ(look_up(layer_, kRow, kNewRow), slot_);
+TEST_F(Residency, ANewRowIsProtectedBeforeAnythingElse) {
+  EXPECT_EQ(look_up(layer_, kRow, new_row_at(kNow)), slot_);  // begin
   EXPECT_FALSE(evict(layer_, slot_, kOld, kRow));
-  EXPECT_EQ(maps_.stamp[at(slot_)], kNewRow);
+  EXPECT_EQ(look_up(layer_, kRow, new_row_at(kNow)), slot_);  // the pass begins once more
+  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
+  EXPECT_EQ(maps_.stamp[at(slot_)], new_row_at(kNow));
 }
 
 TEST_F(Residency, AStampBelowAllTicksIsAHit) {
@@ -163,7 +155,7 @@ TEST_F(Residency, ARowThatGotNoSlotIsFetchedByTheNextCall) {
 }
 
 TEST_F(Residency, AFailureSaysInWhichCall) {
-  for (const std::int32_t tick : {1, 2, kNow, kNewRow - 1}) {
+  for (const std::int32_t tick : {1, 2, kNow, kClaimed - 1}) {
     EXPECT_LT(failed_at(tick), kPending);
     EXPECT_NE(failed_at(tick), failed_at(tick - 1));
   }
