@@ -253,7 +253,7 @@ void CudaBackend::attend(const AttendParams& params) {
   const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
   require_at_most("attention_splits", params.splits, memory.sizes().splits);
   if (attend_cluster_.clusters > 0 && params.splits == attend_cluster_.splits) {
-    return launch_attend_cluster(params, attend_cluster_, context(/*waits=*/true));
+    return launch_attend_cluster(params, attend_cluster_, context());
   }
   for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {
     const std::int32_t count = std::min(kAttendRows, params.block.count - first);
