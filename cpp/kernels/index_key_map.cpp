@@ -49,7 +49,7 @@ CUtensorMap index_key_map(const LayerView& layer) {
   const cuuint32_t steps[kDimensions] = {1, 1, 1};
   const CUresult result = encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, kDimensions, layer.index_keys, extents,
                                          strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                         CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw CudaError("cuTensorMapEncodeTiled: error " + std::to_string(static_cast<int>(result)) + " for " +
                     std::to_string(extents[2]) + " blocks of index keys, " + std::to_string(layer.index_block_bytes) +

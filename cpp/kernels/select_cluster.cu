@@ -32,19 +32,23 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
                                                               const __grid_constant__ Layout layout,
                                                               const __grid_constant__ KernelErrorView errors) {
 #if __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(16) std::byte memory[];
+  extern __shared__ __align__(16) std::byte bytes[];
+  const Memory memory(bytes, layout);
   const auto index = static_cast<std::int32_t>(ptx::cluster_index());
   const std::uint32_t rank = ptx::cluster_rank();
   const std::uint32_t blocks = ptx::cluster_size();
-  prepare(*reinterpret_cast<Shared*>(memory), rank, blocks);
   wait_for_kernel_before();
-  const Sifted sifted(p.sift, index, rank == 0);
+  const Sifted sifted(p.sift, index, rank == 0);  // on its way while blocks prepare
   const std::int32_t k = p.shape.top_k;
   const std::int32_t row_index = p.block.first + index;
   std::int32_t length = position_of(p.step, row_index, errors) + 1;
   if (length > p.score_stride) {
     errors.raise(KernelError::bad_position);
     length = 0;
+  }
+  prepare(memory.shared, rank, blocks);
+  if (rank == 0) {
+    memory.clear_for_list();
   }
   const Row row{.scores = p.scores + index * p.score_stride,
                 .length = length,
@@ -54,16 +58,23 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
                 .rank = rank,
                 .blocks = blocks};
   const bool whole = sifted.whole(row, min(p.sift.capacity, layout.capacity));
-  __syncwarp();
-  ptx::cluster_wait();
   if (p.sift.rows != nullptr && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
     add_to(p.counters->candidates, sifted.found);
     add_to(p.counters->full_selects, length >= k && !whole ? 1 : 0);
   }
-  if (length >= k && (rank == 0 || !whole)) {
-    select_row(row, sifted, whole, {memory, layout, length});
-  } else if (length < k && rank == 0) {
-    write_all<kThreads>(length, k, row.selection);
+  if (length < k) {
+    if (rank == 0) {
+      write_all<kThreads>(length, k, row.selection);
+    }
+  } else if (whole) {
+    if (rank == 0) {
+      const List list = sifted.list(length, memory.entries);
+      __syncthreads();
+      select_listed(row, list, static_cast<std::uint32_t>(sifted.bounds), memory);
+    }
+  } else {
+    ptx::cluster_wait();
+    select_row(row, memory);
   }
 #endif
 }
@@ -73,13 +84,13 @@ constexpr std::size_t kSharedBytes = 227 * 1024;
 /// Room for 4 k tokens or what fits beside the bitmap, at least 2 k; a capacity of 0: that does not fit.
 Layout layout_of(const SelectParams& params) {
   const std::int32_t k = params.shape.top_k;
-  constexpr std::int64_t kStep = kGroupBits * Bitmap::kOwn;
-  const std::int64_t groups = (params.score_stride + kStep - 1) / kStep * Bitmap::kOwn;
+  constexpr std::int64_t kStep = 2 * kGroupBits;
+  const std::int64_t groups = (params.score_stride + kStep - 1) / kStep * 2;
   if (k > kLargestK || groups > static_cast<std::int64_t>(kSharedBytes / sizeof(std::uint64_t))) {
     return {};
   }
   for (std::int32_t capacity = std::max(8192, 4 * k); capacity >= std::max(2 * k, kBins); capacity -= 1024) {
-    const Layout layout{capacity, static_cast<std::int32_t>(groups), std::max((k + 3) / 4 * 4, kBins)};
+    const Layout layout{capacity, static_cast<std::int32_t>(groups)};
     if (layout.bytes() <= kSharedBytes) {
       return layout;
     }

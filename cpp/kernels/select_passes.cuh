@@ -84,25 +84,40 @@ __device__ inline void clear(std::int32_t* histogram) {
   }
 }
 
-/// Sum of the values of the threads before this one. `sums` is shared memory for a number of each warp, aligned to 16
-/// bytes; in use until the block's next barrier.
+/// Sum of what the warps before this one have in `sums`, shared memory for a number of each warp, aligned to 16 bytes.
+template <int kThreads>
+__device__ inline std::int32_t add_up_before(const std::int32_t* sums) {
+  // Adding up what others wrote has a shorter chain of instructions than a second sum over lanes.
+  std::int32_t earlier = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / kWarp; i += 4) {
+    const int4 four = reinterpret_cast<const int4*>(sums)[i / 4];
+    earlier += (i < warp_index() ? four.x : 0) + (i + 1 < warp_index() ? four.y : 0) +
+               (i + 2 < warp_index() ? four.z : 0) + (i + 3 < warp_index() ? four.w : 0);
+  }
+  return earlier;
+}
+
+/// Sum of the values of the threads before this one. `sums` is in use until the block's next barrier.
 template <int kThreads>
 __device__ inline std::int32_t sum_before(std::int32_t value, std::int32_t* sums) {
-  constexpr int kWarps = kThreads / kWarp;
   const std::int32_t inclusive = inclusive_warp_sum(value);
   if (lane_index() == kWarp - 1) {
     sums[warp_index()] = inclusive;
   }
   __syncthreads();
-  // Adding up what others wrote has a shorter chain of instructions than a second sum over lanes.
-  std::int32_t earlier = 0;
-#pragma unroll
-  for (int i = 0; i < kWarps; i += 4) {
-    const int4 four = reinterpret_cast<const int4*>(sums)[i / 4];
-    earlier += (i < warp_index() ? four.x : 0) + (i + 1 < warp_index() ? four.y : 0) +
-               (i + 2 < warp_index() ? four.z : 0) + (i + 3 < warp_index() ? four.w : 0);
+  return inclusive - value + add_up_before<kThreads>(sums);
+}
+
+/// The same of the threads of the warps before this one.
+template <int kThreads>
+__device__ inline std::int32_t sum_before_warp(std::int32_t value, std::int32_t* sums) {
+  const auto sum = static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(value)));
+  if (lane_index() == 0) {
+    sums[warp_index()] = sum;
   }
-  return inclusive - value + earlier;
+  __syncthreads();
+  return add_up_before<kThreads>(sums);
 }
 
 /// Finds the bin, from the highest down, in which the `wanted`-th key lies. The histogram is aligned to 16 bytes,

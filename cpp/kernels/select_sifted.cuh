@@ -1,5 +1,5 @@
 #pragma once
-// Score's list of a row, if it has left one: loaded, judged, and taken over into the list in shared memory.
+// Score's list of a row, if it has left one: loaded and judged.
 
 #include "kernels/params.hpp"
 #include "kernels/select_memory.cuh"
@@ -9,13 +9,11 @@ namespace echo::top_k {
 /// What score left for a row; `found` is 0 without sifting. Loads its first tokens before it is known how many there
 /// are, so that all is one wait.
 struct Sifted {
-  static constexpr std::int32_t kEarly = 8;  ///< of a thread
-
   const ScoredToken* tokens = nullptr;
   std::uint64_t bounds = 0;
   std::int32_t compared = 0;
   std::int32_t found = 0;
-  ScoredToken early[kEarly];
+  ScoredToken early[List::kHeld];
 
   __device__ Sifted(const SiftView& sift, std::int64_t index, bool with_tokens) {
     if (sift.rows == nullptr) {
@@ -27,8 +25,8 @@ struct Sifted {
     compared = row.compared;
     found = row.found;
 #pragma unroll
-    for (std::int32_t i = 0; i < kEarly; ++i) {
-      const std::int32_t at = static_cast<std::int32_t>(threadIdx.x) + i * kListThreads;
+    for (std::int32_t i = 0; i < List::kHeld; ++i) {
+      const std::int32_t at = List::index_of(i);
       early[i] = with_tokens && at < sift.capacity ? tokens[at] : ScoredToken{0U, 0};
     }
   }
@@ -38,23 +36,18 @@ struct Sifted {
     return bounds != 0U && compared == row.length && found >= row.k && found <= capacity;
   }
 
-  /// Lists the tokens and counts them by coarse bins.
-  __device__ void list(std::int32_t length, std::uint64_t* entries, std::int32_t* histogram) const {
-    const auto bound = static_cast<std::uint32_t>(bounds);
+  /// The tokens as a list, for this thread; those that no thread holds go to `entries`.
+  __device__ List list(std::int32_t length, std::uint64_t* entries) const {
+    List list{.held = {}, .entries = entries, .count = found};
 #pragma unroll
-    for (std::int32_t i = 0; i < kEarly; ++i) {
-      const std::int32_t at = static_cast<std::int32_t>(threadIdx.x) + i * kListThreads;
-      if (at < found) {
-        entries[at] = entry(early[i], length);
-        atomicAdd(histogram + coarse_bin(early[i].key - bound), 1);
-      }
+    for (std::int32_t i = 0; i < List::kHeld; ++i) {
+      list.held[i] = entry(early[i], length);
     }
 #pragma unroll 1
-    for (std::int32_t at = static_cast<std::int32_t>(threadIdx.x) + kEarly * kListThreads; at < found;
-         at += kListThreads) {
+    for (std::int32_t at = List::index_of(List::kHeld); at < found; at += kListThreads) {
       entries[at] = entry(tokens[at], length);
-      atomicAdd(histogram + coarse_bin(tokens[at].key - bound), 1);
     }
+    return list;
   }
 
  private:
