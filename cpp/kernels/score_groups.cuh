@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/ptx/copy.cuh"
 #include "kernels/sift_bounds.hpp"
 #include "kernels/step_rows.cuh"
 #include "kernels/warp.cuh"
@@ -80,7 +81,13 @@ class GroupWalk {
   /// Measures the groups.
   __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors)
       : p_(p), groups_(groups), errors_(errors) {
+    std::uint32_t ahead = 0;
+    if (groups.count > kWarp) {  // the positions of the 32 groups behind the first ones take no longer with theirs
+      const std::int32_t row = rows_of(groups, p, kWarp + lane_index()).first;
+      ahead = ptx::load_ahead(p.step.positions + min(row, p.block.first + p.block.count - 1));
+    }
     blocks_ = blocks_of(p, groups, errors, lane_index());
+    ptx::use_loaded(ahead);
     total_ = add_up(KeyList::all);
   }
 

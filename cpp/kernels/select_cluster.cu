@@ -37,18 +37,21 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
   const auto index = static_cast<std::int32_t>(ptx::cluster_index());
   const std::uint32_t rank = ptx::cluster_rank();
   const std::uint32_t blocks = ptx::cluster_size();
+  const bool sifts = p.sift.rows != nullptr;
+  if (!sifts) {  // else most clusters do not come to that
+    prepare(memory.shared, rank, blocks);
+  }
   wait_for_kernel_before();
-  const Sifted sifted(p.sift, index, rank == 0);  // on its way while blocks prepare
+  const Sifted sifted(p.sift, index, rank == 0);
+  if (rank == 0) {
+    memory.clear_for_list();
+  }
   const std::int32_t k = p.shape.top_k;
   const std::int32_t row_index = p.block.first + index;
   std::int32_t length = position_of(p.step, row_index, errors) + 1;
   if (length > p.score_stride) {
     errors.raise(KernelError::bad_position);
     length = 0;
-  }
-  prepare(memory.shared, rank, blocks);
-  if (rank == 0) {
-    memory.clear_for_list();
   }
   const Row row{.scores = p.scores + index * p.score_stride,
                 .length = length,
@@ -58,7 +61,7 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
                 .rank = rank,
                 .blocks = blocks};
   const bool whole = sifted.whole(row, min(p.sift.capacity, layout.capacity));
-  if (p.sift.rows != nullptr && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
+  if (sifts && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
     add_to(p.counters->candidates, sifted.found);
     add_to(p.counters->full_selects, length >= k && !whole ? 1 : 0);
   }
@@ -66,16 +69,25 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     if (rank == 0) {
       write_all<kThreads>(length, k, row.selection);
     }
-  } else if (whole) {
-    if (rank == 0) {
-      const List list = sifted.list(length, memory.entries);
-      __syncthreads();
-      select_listed(row, list, static_cast<std::uint32_t>(sifted.bounds), memory);
-    }
-  } else {
-    ptx::cluster_wait();
-    select_row(row, memory);
+    return;
   }
+  auto bound = static_cast<std::uint32_t>(sifted.bounds);
+  if (!whole) {
+    if (sifts) {
+      prepare(memory.shared, rank, blocks);
+    }
+    ptx::cluster_wait();
+    list_row(row, memory, bound);
+    if (has_to_search(row, memory)) {
+      return search_all(row, bound, memory);
+    }
+  }
+  if (rank != 0) {
+    return;
+  }
+  List list = whole ? sifted.list(length, memory.entries) : held_list(memory);
+  __syncthreads();
+  select_listed(row, list, bound, memory);
 #endif
 }
 

@@ -12,7 +12,7 @@
 
 namespace echo::top_k {
 
-inline constexpr int kListThreads = 512;
+inline constexpr int kListThreads = 1024;
 inline constexpr int kListWarps = kListThreads / kWarp;
 inline constexpr int kFew = 128;
 inline constexpr std::int32_t kGroupBits = 64;  ///< positions that are counted together
@@ -44,7 +44,7 @@ __device__ inline Range coarse_range(std::uint32_t bin, std::uint32_t bound) {
 
 /// A list: entry i < kHeld * kListThreads is held by thread i % kListThreads, the others lie in shared memory.
 struct List {
-  static constexpr std::int32_t kHeld = 8;
+  static constexpr std::int32_t kHeld = 4096 / kListThreads;
 
   std::uint64_t held[kHeld];
   const std::uint64_t* entries;  ///< [count], of which those that are held are not looked at
@@ -72,6 +72,30 @@ struct List {
       visit(entries[at]);
     }
   }
+  /// Calls see(entry) for all entries, and then act(entry) for those, a few, of which that was true: no branch for each.
+  template <typename See, typename Act>
+  __device__ void for_few(See see, Act act) const {
+    std::uint32_t few = 0;
+#pragma unroll
+    for (std::int32_t i = 0; i < kHeld; ++i) {
+      few |= index_of(i) < count && see(held[i]) ? 1U << i : 0U;
+    }
+#pragma unroll 1
+    for (; few != 0U; few &= few - 1U) {
+      std::uint64_t entry = 0;
+#pragma unroll
+      for (std::int32_t i = 0; i < kHeld; ++i) {
+        entry = (few & (0U - few)) == 1U << i ? held[i] : entry;
+      }
+      act(entry);
+    }
+#pragma unroll 1
+    for (std::int32_t at = index_of(kHeld); at < count; at += kListThreads) {
+      if (see(entries[at])) {
+        act(entries[at]);
+      }
+    }
+  }
   /// Index of a thread's i-th entry.
   __device__ static std::int32_t index_of(std::int32_t i) {
     return static_cast<std::int32_t>(threadIdx.x) + i * kListThreads;
@@ -84,22 +108,24 @@ struct Bitmap {
   std::int32_t count;     ///< even
 
   __device__ void clear() const {
+#pragma unroll 1
     for (auto i = static_cast<std::int32_t>(threadIdx.x); i < count / 2; i += kListThreads) {
       reinterpret_cast<uint4*>(groups)[i] = uint4{0U, 0U, 0U, 0U};
     }
   }
   __device__ void mark(std::int32_t position) const {
-    atomicOr(reinterpret_cast<std::uint32_t*>(groups) + position / 32, 1U << (position % 32));
+    const auto place = static_cast<std::uint32_t>(position);
+    atomicOr(reinterpret_cast<std::uint32_t*>(groups) + place / 32U, 1U << place % 32U);
   }
   /// Writes the marked positions below `length` in order, no more than k, once all is marked for all threads. A warp
-  /// takes a part of them; neighbours are written together, as far as they are marked in turns. For `sums` see
-  /// sum_before.
+  /// takes a part of them, a lane a group after the other. For `sums` see sum_before.
   __device__ void write(std::int32_t length, std::int32_t k, std::int32_t* sums, std::int32_t* selection) const {
-    constexpr std::int32_t kTogether = 4;
+    constexpr std::int32_t kTogether = 2048 / kListThreads;
     const std::int32_t used = (length + kGroupBits - 1) / kGroupBits;
     const std::int32_t size = (used + kListWarps - 1) / kListWarps;
     const std::int32_t end = min((warp_index() + 1) * size, used);
     std::int32_t own = 0;
+#pragma unroll 1
     for (std::int32_t i = warp_index() * size + lane_index(); i < end; i += kWarp) {
       own += __popcll(groups[i]);
     }
@@ -121,13 +147,30 @@ struct Bitmap {
 #pragma unroll
       for (std::int32_t i = 0; i < kTogether; ++i) {
         const std::uint32_t up_to = counts[i / 2] >> (i % 2 * 16) & 0xFFFFU;
-        std::int32_t place = next + static_cast<std::int32_t>(up_to) - __popcll(marks[i]);
-        const std::int32_t position = (first + i * kWarp + lane_index()) * kGroupBits;
-        for (std::uint64_t left = marks[i]; left != 0U && place < k; left &= left - 1U) {
-          selection[place] = position + __ffsll(static_cast<long long>(left)) - 1;
-          ++place;
-        }
+        write_group(marks[i], (first + i * kWarp + lane_index()) * kGroupBits, next + static_cast<std::int32_t>(up_to),
+                    k, selection);
         next += static_cast<std::int32_t>(__shfl_sync(kAllLanes, up_to, kWarp - 1));
+      }
+    }
+  }
+
+ private:
+  /// Writes the marks of a group, whose first position is `position`, to the places before `end`, from the last on:
+  /// finding a bit is slow, and finding the highest takes one instruction.
+  __device__ static void write_group(std::uint64_t marks, std::int32_t position, std::int32_t end, std::int32_t k,
+                                     std::int32_t* selection) {
+    auto low = static_cast<std::uint32_t>(marks);
+    auto high = static_cast<std::uint32_t>(marks >> 32);
+#pragma unroll 1
+    while ((low | high) != 0U) {
+      const bool upper = high != 0U;
+      const int bit = 31 - __clz(static_cast<int>(upper ? high : low));
+      const std::uint32_t mark = 1U << bit;
+      low ^= upper ? 0U : mark;
+      high ^= upper ? mark : 0U;
+      --end;
+      if (end < k) {
+        selection[end] = position + bit + (upper ? 32 : 0);
       }
     }
   }
@@ -144,9 +187,11 @@ struct ListSearch {
 /// Marks the `wanted` largest of the few entries and finds the last of them: a warp takes an entry.
 __device__ inline void mark_few(std::int32_t wanted, const Bitmap& bitmap, ListSearch& search) {
   const std::int32_t count = min(search.few_count, kFew);
+#pragma unroll 1
   for (std::int32_t i = warp_index(); i < count; i += kListWarps) {
     const std::uint64_t entry = search.few[i];
     std::int32_t larger = 0;
+#pragma unroll 1
     for (std::int32_t first = 0; first < count; first += kWarp) {
       const std::int32_t j = first + lane_index();
       larger += __popc(__ballot_sync(kAllLanes, j < count && search.few[j] > entry));
@@ -184,16 +229,19 @@ __device__ inline std::uint64_t mark_largest(const List& list, std::int32_t k, s
     range = {range.first + (static_cast<std::uint64_t>(digit.value) << shift), shift};
   }
   const std::uint64_t last = range.first + ((std::uint64_t{1} << range.bits) - 1U);
-  list.for_each([&](std::uint64_t entry) {
+  const auto mark_larger = [&](std::uint64_t entry) {
     if (entry > last) {
       bitmap.mark(position_in(entry));
-    } else if (entry >= range.first) {
-      const std::int32_t at = atomicAdd(&search.few_count, 1);
-      if (at < kFew) {
-        search.few[at] = entry;
-      }
     }
-  });
+    return entry >= range.first && entry <= last;
+  };
+  const auto add_to_few = [&](std::uint64_t entry) {
+    const std::int32_t at = atomicAdd(&search.few_count, 1);
+    if (at < kFew) {
+      search.few[at] = entry;
+    }
+  };
+  list.for_few(mark_larger, add_to_few);
   __syncthreads();
   mark_few(digit.wanted, bitmap, search);
   __syncthreads();

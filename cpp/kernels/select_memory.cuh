@@ -49,6 +49,9 @@ struct Memory {
 
   /// What a search in a list finds cleared.
   __device__ void clear_for_list() const {
+    if (threadIdx.x == 0) {
+      shared.search.few_count = 0;
+    }
     bitmap.clear();
     clear<kListThreads>(histogram);
   }

@@ -84,18 +84,11 @@ __device__ inline void clear(std::int32_t* histogram) {
   }
 }
 
-/// Sum of what the warps before this one have in `sums`, shared memory for a number of each warp, aligned to 16 bytes.
+/// Sum of what the warps before this one have in `sums`, shared memory for a number of each warp.
 template <int kThreads>
 __device__ inline std::int32_t add_up_before(const std::int32_t* sums) {
-  // Adding up what others wrote has a shorter chain of instructions than a second sum over lanes.
-  std::int32_t earlier = 0;
-#pragma unroll
-  for (int i = 0; i < kThreads / kWarp; i += 4) {
-    const int4 four = reinterpret_cast<const int4*>(sums)[i / 4];
-    earlier += (i < warp_index() ? four.x : 0) + (i + 1 < warp_index() ? four.y : 0) +
-               (i + 2 < warp_index() ? four.z : 0) + (i + 3 < warp_index() ? four.w : 0);
-  }
-  return earlier;
+  return static_cast<std::int32_t>(
+      __reduce_add_sync(kAllLanes, lane_index() < warp_index() ? static_cast<unsigned>(sums[lane_index()]) : 0U));
 }
 
 /// Sum of the values of the threads before this one. `sums` is in use until the block's next barrier.

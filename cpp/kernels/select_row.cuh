@@ -52,7 +52,6 @@ __device__ inline bool has_to_search(const Row& row, const Memory& memory) {
 __device__ inline void prepare(Shared& shared, std::uint32_t rank, std::uint32_t blocks) {
   if (threadIdx.x == 0) {
     shared.listed = 0;
-    shared.search.few_count = 0;
     shared.filled.init(blocks * kListWarps);
     shared.answered.init(1);
     ptx::fence_mbarrier_init();
@@ -65,7 +64,14 @@ __device__ inline void prepare(Shared& shared, std::uint32_t rank, std::uint32_t
   ptx::cluster_arrive();
 }
 
-/// Selects from a list in the first block, which has all of the top-k.
+/// The list that the cluster has made, for this thread.
+__device__ inline List held_list(const Memory& memory) {
+  List list{.held = {}, .entries = memory.entries, .count = memory.shared.listed};
+  list.hold();
+  return list;
+}
+
+/// Selects from a list in the first block, which has all of the top-k. What it finds cleared: clear_for_list.
 __device__ inline void select_listed(const Row& row, const List& list, std::uint32_t bound, const Memory& memory) {
   Shared& shared = memory.shared;
   const std::uint64_t least =
@@ -74,20 +80,6 @@ __device__ inline void select_listed(const Row& row, const List& list, std::uint
     *row.kth_score = value_of_key(key_of(least));
   }
   memory.bitmap.write(row.length, row.k, shared.scan.sums, row.selection);
-}
-
-/// Selects without a list of score's.
-__device__ inline void select_row(const Row& row, const Memory& memory) {
-  std::uint32_t bound = 0;
-  list_row(row, memory, bound);
-  if (has_to_search(row, memory)) {
-    return search_all(row, bound, memory);
-  }
-  if (row.rank == 0) {
-    List list{.held = {}, .entries = memory.entries, .count = memory.shared.listed};
-    list.hold();
-    select_listed(row, list, bound, memory);
-  }
 }
 
 __device__ inline void add_to(std::int64_t& counter, std::int32_t count) {
