@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "kernels/ptx/copy.cuh"
 #include "kernels/sift_bounds.hpp"
 #include "kernels/step_rows.cuh"
 #include "kernels/warp.cuh"
@@ -42,9 +41,9 @@ __device__ inline GroupRows rows_of(const RowGroups& groups, const ScoreParams& 
   return {entry, first, min(first + groups.rows, end)};
 }
 
-/// Scores that a row gets: none if it is padding or out of bounds.
-__device__ inline std::int32_t length_of(const ScoreParams& p, std::int32_t row, const KernelErrorView& errors) {
-  const std::int32_t length = position_of(p.step, row, errors) + 1;
+/// Scores that a row of this position gets: none if it is padding or out of bounds.
+__device__ inline std::int32_t length_at(const ScoreParams& p, std::int32_t position, const KernelErrorView& errors) {
+  const std::int32_t length = checked_position(p.step, position, errors) + 1;
   if (length > p.score_stride) {
     errors.raise(KernelError::bad_position);
     return 0;
@@ -52,14 +51,27 @@ __device__ inline std::int32_t length_of(const ScoreParams& p, std::int32_t row,
   return length;
 }
 
-/// Key blocks of a group: as many as its furthest row needs.
+__device__ inline std::int32_t length_of(const ScoreParams& p, std::int32_t row, const KernelErrorView& errors) {
+  return length_at(p, p.step.positions[row], errors);
+}
+
+/// Position of a group's first row as it lies in memory.
+__device__ inline std::int32_t first_position(const ScoreParams& p, const RowGroups& groups, std::int32_t group) {
+  if (group >= groups.count) {
+    return kNone;
+  }
+  const GroupRows rows = rows_of(groups, p, group);
+  return rows.first < rows.last ? p.step.positions[rows.first] : kNone;
+}
+
+/// Key blocks of a group: as many as its furthest row needs. `position` is its first row's.
 __device__ inline std::int32_t blocks_of(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors,
-                                         std::int32_t group) {
-  std::int32_t longest = 0;
+                                         std::int32_t group, std::int32_t position) {
+  std::int32_t longest = length_at(p, position, errors);
   if (group < groups.count) {
     const GroupRows rows = rows_of(groups, p, group);
 #pragma unroll 1
-    for (std::int32_t row = rows.first; row < rows.last; ++row) {
+    for (std::int32_t row = rows.first + 1; row < rows.last; ++row) {
       longest = max(longest, length_of(p, row, errors));
     }
   }
@@ -69,7 +81,7 @@ __device__ inline std::int32_t blocks_of(const ScoreParams& p, const RowGroups& 
 /// The same as a function of its own, for what most calls never come to: short code stays in the instruction cache.
 __device__ __noinline__ inline std::int32_t far_blocks_of(const ScoreParams& p, const RowGroups& groups,
                                                           const KernelErrorView& errors, std::int32_t group) {
-  return blocks_of(p, groups, errors, group);
+  return blocks_of(p, groups, errors, group, first_position(p, groups, group));
 }
 
 /// Which key blocks of the groups a list has.
@@ -81,13 +93,11 @@ class GroupWalk {
   /// Measures the groups.
   __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors)
       : p_(p), groups_(groups), errors_(errors) {
-    std::uint32_t ahead = 0;
-    if (groups.count > kWarp) {  // the positions of the 32 groups behind the first ones take no longer with theirs
-      const std::int32_t row = rows_of(groups, p, kWarp + lane_index()).first;
-      ahead = ptx::load_ahead(p.step.positions + min(row, p.block.first + p.block.count - 1));
-    }
-    blocks_ = blocks_of(p, groups, errors, lane_index());
-    ptx::use_loaded(ahead);
+    // Both loads before anything is done with them.
+    const std::int32_t position = first_position(p, groups, lane_index());
+    const std::int32_t next = first_position(p, groups, kWarp + lane_index());
+    blocks_ = blocks_of(p, groups, errors, lane_index(), position);
+    next_blocks_ = groups.count > kWarp ? blocks_of(p, groups, errors, kWarp + lane_index(), next) : 0;
     total_ = add_up(KeyList::all);
   }
 
@@ -114,13 +124,17 @@ class GroupWalk {
     const std::int32_t samples = (blocks + kSampleEvery - 1 - first_sampled(blocks)) / kSampleEvery;
     return list == KeyList::samples ? samples : blocks - samples;
   }
+  /// Key blocks of group chunk + lane.
+  __device__ std::int32_t blocks_in(std::int32_t chunk) const {
+    return chunk == kWarp ? next_blocks_ : far_blocks_of(p_, groups_, errors_, chunk + lane_index());
+  }
   /// Of all groups. The lanes know of the first ones.
   __device__ std::uint32_t add_up(KeyList list) const {
     std::uint32_t sum = __reduce_add_sync(kAllLanes, static_cast<unsigned>(listed(list, blocks_)));
     if (groups_.count > kWarp) {
 #pragma unroll 1
       for (std::int32_t chunk = kWarp; chunk < groups_.count; chunk += kWarp) {
-        const std::int32_t blocks = far_blocks_of(p_, groups_, errors_, chunk + lane_index());
+        const std::int32_t blocks = blocks_in(chunk);
         sum += __reduce_add_sync(kAllLanes, static_cast<unsigned>(listed(list, blocks)));
       }
     }
@@ -130,7 +144,7 @@ class GroupWalk {
   __device__ void load_chunk(std::int32_t chunk) {
     if (chunk != chunk_) {
       chunk_ = chunk;
-      blocks_ = far_blocks_of(p_, groups_, errors_, chunk + lane_index());
+      blocks_ = blocks_in(chunk);
     }
     up_to_ = inclusive_warp_sum(listed(list_, blocks_));
   }
@@ -165,6 +179,7 @@ class GroupWalk {
   std::int32_t left_ = 0;        ///< of this thread block's part, the current group's included
   std::int32_t chunk_ = 0;       ///< first of the 32 groups that lanes know of
   std::int32_t blocks_ = 0;      ///< key blocks of group chunk_ + lane
+  std::int32_t next_blocks_;     ///< of group kWarp + lane
   std::int32_t up_to_ = 0;       ///< in the list, of that group and of the chunk's before it
   std::int32_t group_ = 0;
   std::int32_t first_ = 0;

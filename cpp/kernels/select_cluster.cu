@@ -42,13 +42,13 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     prepare(memory.shared, rank, blocks);
   }
   wait_for_kernel_before();
-  const Sifted sifted(p.sift, index, rank == 0);
+  const std::int32_t row_index = p.block.first + index;
+  const Sifted sifted(p.sift, index, rank == 0, p.step.positions + row_index);
   if (rank == 0) {
     memory.clear_for_list();
   }
   const std::int32_t k = p.shape.top_k;
-  const std::int32_t row_index = p.block.first + index;
-  std::int32_t length = position_of(p.step, row_index, errors) + 1;
+  std::int32_t length = checked_position(p.step, sifted.position(), errors) + 1;
   if (length > p.score_stride) {
     errors.raise(KernelError::bad_position);
     length = 0;
@@ -61,8 +61,9 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
                 .rank = rank,
                 .blocks = blocks};
   const bool whole = sifted.whole(row, min(p.sift.capacity, layout.capacity));
+  const std::int32_t found = sifted.found();
   if (sifts && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
-    add_to(p.counters->candidates, sifted.found);
+    add_to(p.counters->candidates, found);
     add_to(p.counters->full_selects, length >= k && !whole ? 1 : 0);
   }
   if (length < k) {
@@ -71,7 +72,7 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     }
     return;
   }
-  auto bound = static_cast<std::uint32_t>(sifted.bounds);
+  std::uint32_t bound = sifted.bound();
   if (!whole) {
     if (sifts) {
       prepare(memory.shared, rank, blocks);

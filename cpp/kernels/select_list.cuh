@@ -46,7 +46,7 @@ __device__ inline Range coarse_range(std::uint32_t bin, std::uint32_t bound) {
 struct List {
   static constexpr std::int32_t kHeld = 4096 / kListThreads;
 
-  std::uint64_t held[kHeld];
+  std::uint64_t held[kHeld];  ///< 0, which is no entry, behind the end
   const std::uint64_t* entries;  ///< [count], of which those that are held are not looked at
   std::int32_t count;
 
@@ -72,13 +72,13 @@ struct List {
       visit(entries[at]);
     }
   }
-  /// Calls see(entry) for all entries, and then act(entry) for those, a few, of which that was true: no branch for each.
+  /// Calls see(entry) for all entries, and for 0, and then act(entry) for those, a few, of which that was true: no branch for each.
   template <typename See, typename Act>
   __device__ void for_few(See see, Act act) const {
     std::uint32_t few = 0;
 #pragma unroll
     for (std::int32_t i = 0; i < kHeld; ++i) {
-      few |= index_of(i) < count && see(held[i]) ? 1U << i : 0U;
+      few |= see(held[i]) ? 1U << i : 0U;
     }
 #pragma unroll 1
     for (; few != 0U; few &= few - 1U) {
@@ -118,18 +118,18 @@ struct Bitmap {
     atomicOr(reinterpret_cast<std::uint32_t*>(groups) + place / 32U, 1U << place % 32U);
   }
   /// Writes the marked positions below `length` in order, no more than k, once all is marked for all threads. A warp
-  /// takes a part of them, a lane a group after the other. For `sums` see sum_before.
+  /// takes a part of them, a lane a group after the other. For `sums` see sum_before_warp.
   __device__ void write(std::int32_t length, std::int32_t k, std::int32_t* sums, std::int32_t* selection) const {
     constexpr std::int32_t kTogether = 2048 / kListThreads;
     const std::int32_t used = (length + kGroupBits - 1) / kGroupBits;
-    const std::int32_t size = (used + kListWarps - 1) / kListWarps;
+    const std::int32_t size = (used + kListThreads - 1) / kListThreads * kWarp;
     const std::int32_t end = min((warp_index() + 1) * size, used);
     std::int32_t own = 0;
 #pragma unroll 1
     for (std::int32_t i = warp_index() * size + lane_index(); i < end; i += kWarp) {
       own += __popcll(groups[i]);
     }
-    std::int32_t next = sum_before_warp<kListThreads>(own, sums);
+    std::int32_t next = sum_before_warp(own, sums);
 #pragma unroll 1
     for (std::int32_t first = warp_index() * size; first < end; first += kTogether * kWarp) {
       std::uint64_t marks[kTogether];
@@ -147,32 +147,28 @@ struct Bitmap {
 #pragma unroll
       for (std::int32_t i = 0; i < kTogether; ++i) {
         const std::uint32_t up_to = counts[i / 2] >> (i % 2 * 16) & 0xFFFFU;
-        write_group(marks[i], (first + i * kWarp + lane_index()) * kGroupBits, next + static_cast<std::int32_t>(up_to),
-                    k, selection);
+        const std::int32_t end = next + static_cast<std::int32_t>(up_to);
+        if (end <= k) {  // always, if no token is listed twice
+          const std::int32_t position = (first + i * kWarp + lane_index()) * kGroupBits;
+          std::int32_t* to = write_word(static_cast<std::uint32_t>(marks[i] >> 32), position + 32, selection + end);
+          write_word(static_cast<std::uint32_t>(marks[i]), position, to);
+        }
         next += static_cast<std::int32_t>(__shfl_sync(kAllLanes, up_to, kWarp - 1));
       }
     }
   }
 
  private:
-  /// Writes the marks of a group, whose first position is `position`, to the places before `end`, from the last on:
-  /// finding a bit is slow, and finding the highest takes one instruction.
-  __device__ static void write_group(std::uint64_t marks, std::int32_t position, std::int32_t end, std::int32_t k,
-                                     std::int32_t* selection) {
-    auto low = static_cast<std::uint32_t>(marks);
-    auto high = static_cast<std::uint32_t>(marks >> 32);
+  /// Writes the marks of 32 positions from `first` on to the places before `to`, from the last one on: to find the
+  /// highest bit takes one instruction. Returns its place.
+  __device__ static std::int32_t* write_word(std::uint32_t marks, std::int32_t first, std::int32_t* to) {
 #pragma unroll 1
-    while ((low | high) != 0U) {
-      const bool upper = high != 0U;
-      const int bit = 31 - __clz(static_cast<int>(upper ? high : low));
-      const std::uint32_t mark = 1U << bit;
-      low ^= upper ? 0U : mark;
-      high ^= upper ? mark : 0U;
-      --end;
-      if (end < k) {
-        selection[end] = position + bit + (upper ? 32 : 0);
-      }
+    while (marks != 0U) {
+      const int bit = 31 - __clz(static_cast<int>(marks));
+      marks ^= 1U << bit;
+      *--to = first + bit;
     }
+    return to;
   }
 };
 static_assert(kWarp * kGroupBits < 1 << 16);
@@ -228,12 +224,13 @@ __device__ inline std::uint64_t mark_largest(const List& list, std::int32_t k, s
     digit = find_digit<kListThreads>(histogram, digit.wanted, scan);
     range = {range.first + (static_cast<std::uint64_t>(digit.value) << shift), shift};
   }
+  const std::uint64_t first = max(range.first, std::uint64_t{1});
   const std::uint64_t last = range.first + ((std::uint64_t{1} << range.bits) - 1U);
   const auto mark_larger = [&](std::uint64_t entry) {
     if (entry > last) {
       bitmap.mark(position_in(entry));
     }
-    return entry >= range.first && entry <= last;
+    return entry >= first && entry <= last;
   };
   const auto add_to_few = [&](std::uint64_t entry) {
     const std::int32_t at = atomicAdd(&search.few_count, 1);

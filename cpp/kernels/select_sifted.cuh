@@ -6,45 +6,56 @@
 
 namespace echo::top_k {
 
-/// What score left for a row; `found` is 0 without sifting. Loads its first tokens before it is known how many there
-/// are, so that all is one wait.
+/// What score left for a row, and the row's position. Loads the first tokens before it is known how many there are, and
+/// by each lane a word of the rest, so that all is one wait.
 struct Sifted {
   const ScoredToken* tokens = nullptr;
-  std::uint64_t bounds = 0;
-  std::int32_t compared = 0;
-  std::int32_t found = 0;
   ScoredToken early[List::kHeld];
+  std::int32_t word = 0;  ///< another one in each of five lanes
 
-  __device__ Sifted(const SiftView& sift, std::int64_t index, bool with_tokens) {
-    if (sift.rows == nullptr) {
-      return;
-    }
-    tokens = sift.tokens + index * sift.capacity;
-    const RowSift& row = sift.rows[index];
-    bounds = row.bounds;
-    compared = row.compared;
-    found = row.found;
+  __device__ Sifted(const SiftView& sift, std::int64_t index, bool with_tokens, const std::int32_t* position_at) {
+    if (sift.rows != nullptr) {
+      tokens = sift.tokens + index * sift.capacity;
 #pragma unroll
-    for (std::int32_t i = 0; i < List::kHeld; ++i) {
-      const std::int32_t at = List::index_of(i);
-      early[i] = with_tokens && at < sift.capacity ? tokens[at] : ScoredToken{0U, 0};
+      for (std::int32_t i = 0; i < List::kHeld; ++i) {
+        const std::int32_t at = List::index_of(i);
+        early[i] = with_tokens && at < sift.capacity ? tokens[at] : ScoredToken{0U, 0};
+      }
+    }
+    const std::int32_t* at = lane_index() == 0 ? position_at : nullptr;
+    if (sift.rows != nullptr && lane_index() > 0 && lane_index() < 5) {
+      const RowSift& row = sift.rows[index];
+      const auto* bounds = reinterpret_cast<const std::int32_t*>(&row.bounds);
+      at = lane_index() == 1 ? &row.found : lane_index() == 2 ? &row.compared : bounds + (lane_index() - 3);
+    }
+    if (at != nullptr) {
+      word = *at;
     }
   }
 
+  __device__ std::int32_t position() const { return __shfl_sync(kAllLanes, word, 0); }
+  __device__ std::int32_t found() const { return __shfl_sync(kAllLanes, word, 1); }  ///< 0 without sifting
+  __device__ std::int32_t compared() const { return __shfl_sync(kAllLanes, word, 2); }
+  __device__ std::uint32_t bound() const { return static_cast<std::uint32_t>(__shfl_sync(kAllLanes, word, 3)); }
+  /// Whether bounds were found: not both are 0.
+  __device__ bool bounded() const { return __any_sync(kAllLanes, (lane_index() == 3 || lane_index() == 4) && word != 0); }
+
   /// Whether the tokens have all of the top-k.
   __device__ bool whole(const Row& row, std::int32_t capacity) const {
-    return bounds != 0U && compared == row.length && found >= row.k && found <= capacity;
+    const std::int32_t count = found();
+    const bool bounds = bounded();
+    return bounds && compared() == row.length && count >= row.k && count <= capacity;
   }
 
   /// The tokens as a list, for this thread; those that no thread holds go to `entries`.
   __device__ List list(std::int32_t length, std::uint64_t* entries) const {
-    List list{.held = {}, .entries = entries, .count = found};
+    List list{.held = {}, .entries = entries, .count = found()};
 #pragma unroll
     for (std::int32_t i = 0; i < List::kHeld; ++i) {
-      list.held[i] = entry(early[i], length);
+      list.held[i] = List::index_of(i) < list.count ? entry(early[i], length) : 0U;
     }
 #pragma unroll 1
-    for (std::int32_t at = List::index_of(List::kHeld); at < found; at += kListThreads) {
+    for (std::int32_t at = List::index_of(List::kHeld); at < list.count; at += kListThreads) {
       entries[at] = entry(tokens[at], length);
     }
     return list;

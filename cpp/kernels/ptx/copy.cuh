@@ -20,14 +20,6 @@ __device__ __forceinline__ uint4 load(const void* address) {
   return value;
 }
 
-/// A word of global memory, brought into the first-level cache: loaded here and not later. use_loaded waits for it.
-__device__ __forceinline__ std::uint32_t load_ahead(const void* address) {
-  std::uint32_t value = 0;
-  asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ void use_loaded(std::uint32_t value) { asm volatile("" ::"r"(value)); }
-
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
