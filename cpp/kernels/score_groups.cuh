@@ -55,33 +55,40 @@ __device__ inline std::int32_t length_of(const ScoreParams& p, std::int32_t row,
   return length_at(p, p.step.positions[row], errors);
 }
 
-/// Position of a group's first row as it lies in memory.
-__device__ inline std::int32_t first_position(const ScoreParams& p, const RowGroups& groups, std::int32_t group) {
-  if (group >= groups.count) {
-    return kNone;
-  }
-  const GroupRows rows = rows_of(groups, p, group);
-  return rows.first < rows.last ? p.step.positions[rows.first] : kNone;
+__device__ inline std::int32_t blocks_for_length(std::int32_t length) {
+  return static_cast<std::int32_t>((static_cast<std::uint32_t>(length) + kTokensPerBlock - 1U) / kTokensPerBlock);
 }
 
-/// Key blocks of a group: as many as its furthest row needs. `position` is its first row's.
+/// Key blocks of a group: as many as its furthest row needs.
 __device__ inline std::int32_t blocks_of(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors,
-                                         std::int32_t group, std::int32_t position) {
-  std::int32_t longest = length_at(p, position, errors);
+                                         std::int32_t group) {
+  std::int32_t longest = 0;
   if (group < groups.count) {
     const GroupRows rows = rows_of(groups, p, group);
 #pragma unroll 1
-    for (std::int32_t row = rows.first + 1; row < rows.last; ++row) {
+    for (std::int32_t row = rows.first; row < rows.last; ++row) {
       longest = max(longest, length_of(p, row, errors));
     }
   }
-  return static_cast<std::int32_t>((static_cast<std::uint32_t>(longest) + kTokensPerBlock - 1U) / kTokensPerBlock);
+  return blocks_for_length(longest);
 }
 
 /// The same as a function of its own, for what most calls never come to: short code stays in the instruction cache.
 __device__ __noinline__ inline std::int32_t far_blocks_of(const ScoreParams& p, const RowGroups& groups,
                                                           const KernelErrorView& errors, std::int32_t group) {
-  return blocks_of(p, groups, errors, group, first_position(p, groups, group));
+  return blocks_of(p, groups, errors, group);
+}
+
+/// Of groups lane and kWarp + lane, where there are more than kWarp: both rows' positions are loaded at once.
+__device__ __noinline__ inline int2 blocks_of_two(const ScoreParams& p, const RowGroups& groups,
+                                                  const KernelErrorView& errors) {
+  const std::int32_t second = kWarp + lane_index();
+  if (p.step.query_rows > 1) {
+    return {blocks_of(p, groups, errors, lane_index()), blocks_of(p, groups, errors, second)};
+  }
+  const std::int32_t first_position = p.step.positions[rows_of(groups, p, lane_index()).first];
+  const std::int32_t position = second < groups.count ? p.step.positions[rows_of(groups, p, second).first] : kNone;
+  return {blocks_for_length(length_at(p, first_position, errors)), blocks_for_length(length_at(p, position, errors))};
 }
 
 /// Which key blocks of the groups a list has.
@@ -93,11 +100,13 @@ class GroupWalk {
   /// Measures the groups.
   __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors)
       : p_(p), groups_(groups), errors_(errors) {
-    // Both loads before anything is done with them.
-    const std::int32_t position = first_position(p, groups, lane_index());
-    const std::int32_t next = first_position(p, groups, kWarp + lane_index());
-    blocks_ = blocks_of(p, groups, errors, lane_index(), position);
-    next_blocks_ = groups.count > kWarp ? blocks_of(p, groups, errors, kWarp + lane_index(), next) : 0;
+    if (groups.count <= kWarp) {
+      blocks_ = blocks_of(p, groups, errors, lane_index());
+    } else {
+      const int2 blocks = blocks_of_two(p, groups, errors);
+      blocks_ = blocks.x;
+      next_blocks_ = blocks.y;
+    }
     total_ = add_up(KeyList::all);
   }
 
@@ -175,12 +184,12 @@ class GroupWalk {
   const RowGroups& groups_;
   const KernelErrorView& errors_;
   std::uint32_t total_;
-  KeyList list_ = KeyList::all;  ///< that is walked
-  std::int32_t left_ = 0;        ///< of this thread block's part, the current group's included
-  std::int32_t chunk_ = 0;       ///< first of the 32 groups that lanes know of
-  std::int32_t blocks_ = 0;      ///< key blocks of group chunk_ + lane
-  std::int32_t next_blocks_;     ///< of group kWarp + lane
-  std::int32_t up_to_ = 0;       ///< in the list, of that group and of the chunk's before it
+  KeyList list_ = KeyList::all;   ///< that is walked
+  std::int32_t left_ = 0;         ///< of this thread block's part, the current group's included
+  std::int32_t chunk_ = 0;        ///< first of the 32 groups that lanes know of
+  std::int32_t blocks_ = 0;       ///< key blocks of group chunk_ + lane
+  std::int32_t next_blocks_ = 0;  ///< of group kWarp + lane
+  std::int32_t up_to_ = 0;        ///< in the list, of that group and of the chunk's before it
   std::int32_t group_ = 0;
   std::int32_t first_ = 0;
   std::int32_t count_ = 0;

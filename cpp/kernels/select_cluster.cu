@@ -73,7 +73,13 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     return;
   }
   std::uint32_t bound = sifted.bound();
-  if (!whole) {
+  List list;
+  if (whole) {
+    if (rank != 0) {
+      return;
+    }
+    list = sifted.list(length, memory.entries);
+  } else {
     if (sifts) {
       prepare(memory.shared, rank, blocks);
     }
@@ -82,11 +88,11 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     if (has_to_search(row, memory)) {
       return search_all(row, bound, memory);
     }
+    if (rank != 0) {
+      return;
+    }
+    list = held_list(memory);
   }
-  if (rank != 0) {
-    return;
-  }
-  List list = whole ? sifted.list(length, memory.entries) : held_list(memory);
   __syncthreads();
   select_listed(row, list, bound, memory);
 #endif

@@ -46,7 +46,7 @@ __device__ inline Range coarse_range(std::uint32_t bin, std::uint32_t bound) {
 struct List {
   static constexpr std::int32_t kHeld = 4096 / kListThreads;
 
-  std::uint64_t held[kHeld];  ///< 0, which is no entry, behind the end
+  std::uint64_t held[kHeld];     ///< 0, which is no entry, behind the end
   const std::uint64_t* entries;  ///< [count], of which those that are held are not looked at
   std::int32_t count;
 
@@ -72,7 +72,8 @@ struct List {
       visit(entries[at]);
     }
   }
-  /// Calls see(entry) for all entries, and for 0, and then act(entry) for those, a few, of which that was true: no branch for each.
+  /// Calls see(entry) for all entries, and for 0, and then act(entry) for those, a few, of which that was true: no
+  /// branch for each.
   template <typename See, typename Act>
   __device__ void for_few(See see, Act act) const {
     std::uint32_t few = 0;
@@ -120,7 +121,6 @@ struct Bitmap {
   /// Writes the marked positions below `length` in order, no more than k, once all is marked for all threads. A warp
   /// takes a part of them, a lane a group after the other. For `sums` see sum_before_warp.
   __device__ void write(std::int32_t length, std::int32_t k, std::int32_t* sums, std::int32_t* selection) const {
-    constexpr std::int32_t kTogether = 2048 / kListThreads;
     const std::int32_t used = (length + kGroupBits - 1) / kGroupBits;
     const std::int32_t size = (used + kListThreads - 1) / kListThreads * kWarp;
     const std::int32_t end = min((warp_index() + 1) * size, used);
@@ -131,29 +131,26 @@ struct Bitmap {
     }
     std::int32_t next = sum_before_warp(own, sums);
 #pragma unroll 1
-    for (std::int32_t first = warp_index() * size; first < end; first += kTogether * kWarp) {
-      std::uint64_t marks[kTogether];
-      std::uint32_t counts[kTogether / 2] = {};  // two in a word
+    for (std::int32_t first = warp_index() * size; first < end; first += 2 * kWarp) {
+      std::uint64_t marks[2];
+      std::uint32_t counts = 0;  // two in a word
 #pragma unroll
-      for (std::int32_t i = 0; i < kTogether; ++i) {
+      for (std::int32_t i = 0; i < 2; ++i) {
         const std::int32_t at = first + i * kWarp + lane_index();
         marks[i] = at < end ? groups[at] : 0U;
-        counts[i / 2] |= static_cast<std::uint32_t>(__popcll(marks[i])) << (i % 2 * 16);
+        counts |= static_cast<std::uint32_t>(__popcll(marks[i])) << (i * 16);
       }
+      counts = inclusive_warp_sum(counts);
 #pragma unroll
-      for (std::int32_t i = 0; i < kTogether / 2; ++i) {
-        counts[i] = inclusive_warp_sum(counts[i]);
-      }
-#pragma unroll
-      for (std::int32_t i = 0; i < kTogether; ++i) {
-        const std::uint32_t up_to = counts[i / 2] >> (i % 2 * 16) & 0xFFFFU;
-        const std::int32_t end = next + static_cast<std::int32_t>(up_to);
-        if (end <= k) {  // always, if no token is listed twice
+      for (std::int32_t i = 0; i < 2; ++i) {
+        const auto up_to = static_cast<std::int32_t>(counts >> (i * 16) & 0xFFFFU);
+        if (next + up_to <= k) {  // always, if no token is listed twice
           const std::int32_t position = (first + i * kWarp + lane_index()) * kGroupBits;
-          std::int32_t* to = write_word(static_cast<std::uint32_t>(marks[i] >> 32), position + 32, selection + end);
+          std::int32_t* to = selection + next + up_to;
+          to = write_word(static_cast<std::uint32_t>(marks[i] >> 32), position + 32, to);
           write_word(static_cast<std::uint32_t>(marks[i]), position, to);
         }
-        next += static_cast<std::int32_t>(__shfl_sync(kAllLanes, up_to, kWarp - 1));
+        next += __shfl_sync(kAllLanes, up_to, kWarp - 1);
       }
     }
   }

@@ -80,6 +80,7 @@ __device__ inline void count(std::int32_t* histogram, std::uint32_t bin, bool co
 
 template <int kThreads>
 __device__ inline void clear(std::int32_t* histogram) {
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kBins / 4; i += kThreads) {
     reinterpret_cast<int4*>(histogram)[i] = int4{0, 0, 0, 0};
   }
