@@ -21,7 +21,7 @@
 namespace echo {
 
 inline constexpr std::int32_t kFree = -1;        ///< stamp of a slot that holds no row
-inline constexpr std::int32_t kUnusedAge = 64;   ///< added to the age of a row that was fetched ahead and never used
+inline constexpr std::int32_t kUnusedAge = 128;  ///< added to the age of a row that was fetched ahead and never used
 inline constexpr std::int32_t kColdest = 63;     ///< coldness of what goes first
 inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at together, at most (CPU)
 inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each that is needed ...
@@ -37,6 +37,9 @@ struct ReplacementState {
 
 /// Stamp of a row that was fetched ahead in this tick and has not been used.
 ECHO_HOST_DEVICE std::int32_t prefetched_at(std::int32_t tick) { return kFree - 1 - tick; }
+
+/// Stamp of a row that a pass appends, from its begin on: later than what the pass stamps, and before the next one.
+ECHO_HOST_DEVICE std::int32_t new_row_at(std::int32_t tick) { return tick + 1; }
 
 /// Age of a slot that is not free in a later tick, at least 1.
 ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {

@@ -118,8 +118,9 @@ class GroupWalk {
   /// Goes to the next one.
   __device__ bool next();
 
-  /// First block of the group's sample.
-  __device__ std::int32_t sampled() const { return first_sampled(__shfl_sync(kAllLanes, blocks_, group_ - chunk_)); }
+  /// Key blocks of the group, and the first of its sample.
+  __device__ std::int32_t blocks() const { return __shfl_sync(kAllLanes, blocks_, group_ - chunk_); }
+  __device__ std::int32_t sampled() const { return first_sampled(blocks()); }
   __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
   /// Numbers [first, first + count) of the group's in the list are this thread block's.
   __device__ std::int32_t first() const { return first_; }

@@ -21,6 +21,7 @@
 #include "kernels/launch.cuh"
 #include "kernels/score_fetch.cuh"
 #include "kernels/score_multiply.cuh"
+#include "kernels/score_new_keys.cuh"
 #include "kernels/score_prefetch.cuh"
 #include "kernels/score_sm90.hpp"
 #include "kernels/score_stages.cuh"
@@ -87,6 +88,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       announce(kBarriersMade, kScoreThreads);
     }
     wait_for_kernel_before();
+    let_next_kernel_begin();
     RunMaker<kSift> maker(p, groups, errors);
     const bool any = maker.begin();
     if (kSift && warp == kFetcher && any) {
@@ -105,6 +107,9 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     if (warp == kFetcher) {
       fetch_keys<kSift>(keys, p, maker, shared, &sift->runs, errors);  // on their way while queries are loaded
     } else if (warp > kFetcher) {
+      if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
+        append_new_keys(p, maker, shared, errors);
+      }
       load_and_sift<kHeads, kSift>(p, maker, shared, errors);
     } else {
       load_first_queries<kHeads>(p, maker.run().rows, shared, errors);

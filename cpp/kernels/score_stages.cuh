@@ -46,7 +46,7 @@ struct ScoreSizes {
   ECHO_HOST_DEVICE std::int32_t length_bytes() const { return (group_rows + 2 + 3) / 4 * 16; }
   /// What does not depend on the number of stages.
   ECHO_HOST_DEVICE std::int32_t fixed_bytes() const {
-    return sift_bytes +
+    return sift_bytes + static_cast<int>(sizeof(ptx::Mbarrier)) +
            kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(ptx::Mbarrier)));
   }
   ECHO_HOST_DEVICE static std::int32_t stage_bytes() {
@@ -89,6 +89,7 @@ struct ScoreStages {
   ptx::Mbarrier* empty;          ///< [stages] a warpgroup has read them
   ptx::Mbarrier* queries_full;   ///< [kBuffers]
   ptx::Mbarrier* queries_empty;  ///< [kBuffers] all warpgroups have left the group
+  ptx::Mbarrier* new_keys;       ///< those that this thread block had to write are there
 
   __device__ explicit ScoreStages(ScoreSizes sizes_) : sizes(sizes_), stages(sizes.stages()) {
     extern __shared__ __align__(1024) std::byte memory[];
@@ -102,6 +103,7 @@ struct ScoreStages {
     empty = full + stages;
     queries_full = empty + stages;
     queries_empty = queries_full + kBuffers;
+    new_keys = queries_empty + kBuffers;
   }
 
   __device__ GroupQueries queries_of(std::int32_t group) const {
@@ -117,6 +119,9 @@ struct ScoreStages {
       for (int i = warp; i < stages; i += warps) {
         full[i].init(1);
         empty[i].init(kGroupWarps);
+      }
+      if (warp == 0) {
+        new_keys->init(1);
       }
       if (warp >= warps - kBuffers) {
         const int buffer = warps - 1 - warp;

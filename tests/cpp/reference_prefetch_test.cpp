@@ -154,12 +154,12 @@ TEST_F(Prefetch, WhatIsSelectedInTheSameTickIsAHitAndCountedAsUsed) {
 
 TEST(Replacement, GuessesCountAsOlder) {
   EXPECT_EQ(age_of(90, 100), 10);
-  EXPECT_EQ(age_of(prefetched_at(90), 100), 74);
-  EXPECT_EQ(age_of(prefetched_at(100), 100), 64);
+  EXPECT_EQ(age_of(prefetched_at(90), 100), 10 + kUnusedAge);
+  EXPECT_EQ(age_of(prefetched_at(100), 100), kUnusedAge);
   EXPECT_LT(prefetched_at(1), kFree);
   EXPECT_LT(
       age_of(prefetched_at(std::numeric_limits<std::int32_t>::max() - 1), std::numeric_limits<std::int32_t>::max() - 1),
-      65);
+      kUnusedAge + 1);
 }
 
 }  // namespace

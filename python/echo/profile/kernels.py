@@ -15,7 +15,7 @@ VERBS = ("append", "score", "select", "recall", "attend")
 UPLOAD, BEGIN, COMMIT, OTHER, GAPS = "upload", "begin", "commit", "other", "gaps"
 
 # Kernels that are called after something else than their verb.
-_NAMED = {"index_queries": "score", "owners": BEGIN, "fold": COMMIT, "forget": COMMIT}
+_NAMED = {"index_queries": "score", "fold": COMMIT, "forget": COMMIT}
 _WORDS = (BEGIN, *VERBS, "prefetch", COMMIT, "release")
 _OWN = re.compile(r"(?:void )?echo::(?:\(anonymous namespace\)::|\w+::)*(\w+)")
 
