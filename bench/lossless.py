@@ -6,6 +6,8 @@ and the first difference located. With the smallest pool, the sessions are decod
 
 Nothing is compared before a run of a batch is over: it keeps its selections and logits on the device, where they are
 compared, so that a step waits only for the tokens that the next one needs.
+
+Besides, random scenarios of whole steps of a synthetic model are compared under all settings that may change no bit.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import record
+import scenarios
 import torch
 from generation import (
     KINDS,
@@ -250,6 +253,7 @@ class Experiment:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs all pools and records the cases; status 1 if anything differed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--scenarios", type=int, default=312, metavar="N", help="of whole steps")
     parser.add_argument("--prompts", type=int, default=50, metavar="N")
     parser.add_argument("--shortest", type=int, default=300, metavar="N", help="tokens of the shortest prompt")
     parser.add_argument("--longest", type=int, default=6000, metavar="N", help="tokens of the longest prompt")
@@ -261,8 +265,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--result", default="lossless", metavar="NAME", help="results go to NAME.json")
     options = parser.parse_args(arguments)
-    if min(options.prompts, options.batch, options.pools, options.new_tokens, options.shortest - 1) < 1:
-        parser.error("prompts, batch, pools and new tokens: expected at least 1; prompts: at least 2 tokens")
+    if min(options.scenarios, options.prompts, options.batch, options.pools, options.new_tokens) < 1:
+        parser.error("scenarios, prompts, batch, pools and new tokens: expected at least 1")
+    if options.shortest < 2:
+        parser.error("shortest: expected at least 2 tokens")
     started = time.perf_counter()
     device = device_named(options.device)
     model = load_model(device)
@@ -272,8 +278,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shape = model.shape(options.row_format, "fp32" if options.row_format == "fp32" else "fp8")
     batch = min(options.batch, options.prompts)
     experiment = Experiment(model, prompts, batch, options.new_tokens, options.temperature, shape)
+    random_steps, differences = scenarios.run(device, options.scenarios)
+    print(random_steps, *differences[:20], sep="\n", flush=True)
     cases: list[dict[str, Any]] = []
-    lossless = True
+    lossless = not differences
     for number, slots in enumerate([experiment.host_tokens, *experiment.pools(options.pools)]):
         found, same = experiment.run(slots, order_too=number == 1)
         lossless = lossless and same
@@ -293,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seconds": time.perf_counter() - started,
     }
     print(f"{'nothing differs' if lossless else 'DIFFERENCES'}; {setup['seconds']:.0f} s")
-    print(record.write(options.result, [setup, *cases]))
+    print(record.write(options.result, [setup, *cases, random_steps]))
     return 0 if lossless else 1
 
 

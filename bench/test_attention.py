@@ -4,7 +4,8 @@
     pytest bench/test_attention.py
 
 FlashMLA is optional: `pip install --no-deps sgl-flash-mla==1.0.0`. ECHO_BENCH_LIBRARY names the library if it is
-elsewhere, ECHO_ATTENTION_SPLITS the splits to measure (default "4,8"). Results go to bench/results/attention.json.
+elsewhere, ECHO_BENCH_ATTENTION_SPLITS the splits to measure (default "4,8": those of the last count). Results go to
+bench/results/attention.json.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import record
+from gates import Gates
 
 torch = pytest.importorskip("torch")
 
@@ -26,7 +27,7 @@ LATENT, ROW_DIM = 512, 576
 SCALE = 0.07
 PAGE = 64  # FlashMLA's
 REPLAYS = 30
-SPLITS = [int(part) for part in os.environ.get("ECHO_ATTENTION_SPLITS", "4,8").split(",")]
+SPLITS = [int(part) for part in os.environ.get("ECHO_BENCH_ATTENTION_SPLITS", "4,8").split(",")]
 # What one H200 was measured to reach: bf16 products of random data, copies in device memory.
 FLOPS_PER_US = 788e6
 BYTES_PER_US = 4.27e6
@@ -104,6 +105,7 @@ def library() -> ctypes.CDLL:
     loaded.echo_attend_create.restype = ctypes.c_void_p
     loaded.echo_attend_problem.restype = ctypes.c_char_p
     loaded.echo_attend_replay.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_float)]
+    loaded.echo_attend_nodes.argtypes = [ctypes.c_void_p]
     loaded.echo_attend_destroy.argtypes = [ctypes.c_void_p]
     return loaded
 
@@ -114,11 +116,11 @@ def pointers(tensors: list[Any]) -> Any:
 
 
 @pytest.fixture
-def ours(library: ctypes.CDLL) -> Iterator[Callable[[Inputs, int], Callable[[int], list[float]]]]:
-    """Makes the graph of a case; its replay returns microseconds of each replay."""
+def ours(library: ctypes.CDLL) -> Iterator[Callable[[Inputs, int], tuple[Callable[[int], list[float]], int]]]:
+    """Makes the graph of a case: what replays it and returns microseconds of each replay, and how many nodes it has."""
     made: list[int] = []
 
-    def make(inputs: Inputs, splits: int) -> Callable[[int], list[float]]:
+    def make(inputs: Inputs, splits: int) -> tuple[Callable[[int], list[float]], int]:
         case = Case(
             inputs.layers,
             inputs.batch,
@@ -140,7 +142,7 @@ def ours(library: ctypes.CDLL) -> Iterator[Callable[[Inputs, int], Callable[[int
             assert library.echo_attend_replay(bench, times, us) == 0, library.echo_attend_problem().decode()
             return list(us)
 
-        return replay
+        return replay, library.echo_attend_nodes(bench)
 
     yield make
     for bench in made:
@@ -193,24 +195,16 @@ def flash_mla(inputs: Inputs) -> tuple[Callable[[int], list[float]], list[Any]] 
     return replay, outputs
 
 
-RESULTS: list[dict[str, Any]] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def recorded() -> Iterator[None]:
-    """Writes what was measured."""
-    yield
-    if RESULTS:
-        record.write("attention", RESULTS)
-
-
 @pytest.mark.parametrize(("batch", "heads", "row_bytes"), CASES)
-def test_attention(benchmark: Any, ours: Any, batch: int, heads: int, row_bytes: int) -> None:
+def test_attention(
+    benchmark: Any, ours: Any, gates: Callable[[str], Gates], batch: int, heads: int, row_bytes: int
+) -> None:
+    """One launch per layer, FlashMLA's outputs, and how long it takes."""
     inputs = Inputs(batch, heads, row_bytes)
     by_splits = {}
     outputs = {}
     for splits in SPLITS:
-        replay = ours(inputs, splits)
+        replay, launches = ours(inputs, splits)
         replay(3)
         by_splits[splits] = statistics.median(replay(REPLAYS)) / inputs.layers
         outputs[splits] = [out.clone() for out in inputs.out]
@@ -227,14 +221,15 @@ def test_attention(benchmark: Any, ours: Any, batch: int, heads: int, row_bytes:
     us = by_splits[SPLITS[-1]]
     benchmark.extra_info.update(us=us, by_splits=by_splits, peers=peers, layers=inputs.layers)
     benchmark.pedantic(lambda: replay(1), rounds=10, warmup_rounds=1)
-    RESULTS.append(
-        {
-            "case": {"batch": batch, "heads": heads, "row_bytes": row_bytes},
-            "us": round(us, 2),
-            "splits": SPLITS[-1],
-            "by_splits": {str(splits): round(value, 2) for splits, value in by_splits.items()},
-            "ceiling_us": round(inputs.ceiling_us(), 2),
-            "peers": {name: round(value, 2) for name, value in peers.items()},
-            **({"no_peer": peer} if isinstance(peer, str) else {}),
-        }
-    )
+    figures: dict[str, Any] = {
+        "us": round(us, 2),
+        "splits": SPLITS[-1],
+        "launches_per_layer": launches / inputs.layers,
+        "by_splits": {str(splits): round(value, 2) for splits, value in by_splits.items()},
+        "ceiling_us": round(inputs.ceiling_us(), 2),
+        "peers": {name: round(value, 2) for name, value in peers.items()},
+        **({"no_peer": peer} if isinstance(peer, str) else {}),
+    }
+    keys = {"batch": batch, "heads": heads, "row_bytes": row_bytes}
+    problems = gates("attention").add(keys, figures, exact=("splits", "launches_per_layer"), times=("us",))
+    assert not problems, "\n".join(problems)

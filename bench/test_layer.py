@@ -1,4 +1,4 @@
-"""One layer of a decode step of DeepSeek-V3.2: append, score, select, recall and attend, through the CUDA backend.
+"""One layer of a decode step of DeepSeek-V3.2: score, select, recall and attend, through the CUDA backend.
 
 A graph of as many layers as fit, 61 where possible, all different, begins and commits like a step of the runtime. Every
 replay appends a token to each session; scores change from step to step as those of a model, and select, in each layer,
@@ -30,8 +30,7 @@ WARM_UP = 4  # the thresholds need some steps, too
 PART_ROUNDS = 3
 MISS_RATE = 0.02
 PARTS = {
-    Part.NOTHING: "begin_commit", Part.APPEND: "append", Part.SCORE: "score", Part.SELECT: "select",
-    Part.RECALL: "recall",
+    Part.NOTHING: "begin_commit", Part.SCORE: "score", Part.SELECT: "select", Part.RECALL: "recall",
 }  # fmt: skip
 
 SYSTEMS = ("resident", "echo", "echo-prefetch")

@@ -110,15 +110,14 @@ def test_recall(case: Case, bench: Bench, benchmark: Any, gates: Callable[[str],
         figures["of_ceiling"] = figures["us_per_call"] / figures["us_gather_sorted"]
     figures["us_without_copy"] = median_of(bench, Kind.WITHOUT_COPY, warm_up=WARM_UP)
     bench.verify()
-    names = ("us_without_copy", "us_per_call")
     if case.slots == 4096 * case.batch:
         figures["peers"] = PEERS.get((case.batch, case.misses, case.row_bytes), {})
-    finish(case, benchmark, gates, figures, names)
+    finish(case, benchmark, gates, figures, times=("us_without_copy", "us_per_call"))
 
 
 @pytest.mark.parametrize("case", [Case(13, 37, new_rows=1)], indirect=True, ids=str)
 def test_step_with_new_rows(case: Case, bench: Bench, benchmark: Any, gates: Callable[[str], Gates]) -> None:
-    """All cache management of a step: a new token of each session, its backup, few misses."""
+    """All cache management of a step: begin, a new token of each session with its slot and backup, few misses."""
     per_call = benchmarked(bench, benchmark, Kind.RECALL)
     bench.verify()
     gather, blocks = ceiling(bench, Kind.GATHER_SORTED)
@@ -130,7 +129,7 @@ def test_step_with_new_rows(case: Case, bench: Bench, benchmark: Any, gates: Cal
         "launches_per_call": bench.launches_per_call(Kind.RECALL),
         "peers": _PEERS["step"],
     }
-    finish(case, benchmark, gates, figures, ("ms_per_step",))
+    finish(case, benchmark, gates, figures, times=("ms_per_step",))
 
 
 @pytest.mark.parametrize("case", [Case(13, 533, length=92_000, released=100_000)], indirect=True, ids=str)
@@ -146,4 +145,4 @@ def test_release(case: Case, bench: Bench, benchmark: Any, gates: Callable[[str]
         "us_of_release": LAYERS * (released - alone),
         "launches_per_call": bench.launches_per_call(Kind.RECALL),
     }
-    finish(case, benchmark, gates, figures, ("us_per_step", "us_per_step_with_release"))
+    finish(case, benchmark, gates, figures, times=("us_per_step", "us_per_step_with_release"))

@@ -18,7 +18,7 @@ import record  # noqa: E402
 
 import echo  # noqa: E402
 from echo import cli  # noqa: E402
-from echo.bench import systems  # noqa: E402
+from echo.bench import offered, systems  # noqa: E402
 from echo.bench.drift import Queries  # noqa: E402
 from echo.bench.regimes import REGIMES  # noqa: E402
 from echo.bench.schedule import Load, sample, schedule  # noqa: E402
@@ -47,7 +47,7 @@ class Ticks:
         return self.now
 
 
-def served(device, slots, most, resident=False, tokens=None, load=LOAD, **more):
+def served(device, slots, most, resident=False, tokens=None, load=LOAD, most_steps=0, **more):
     stretches = schedule(load, most, tokens)
     with Server(SHAPE, load, most, REGIMES["glm"], device=device, gpu_slots=slots, **more) as server:
         ends = []
@@ -64,7 +64,7 @@ def served(device, slots, most, resident=False, tokens=None, load=LOAD, **more):
 
         server._close = noted
         server._run = lambda steps: ran.append(steps) or run(steps)
-        timed = server.serve(stretches, sample(stretches, 0), resident)
+        timed = server.serve(stretches, sample(stretches, 0), resident, most_steps)
         server.runtime.synchronize()
         stats = server.runtime.stats()
         assert stats.sessions == len(load.lengths) and not server._running
@@ -97,7 +97,25 @@ def test_the_same_again_gives_the_same():
 
 def test_only_steps_are_timed():
     _, timed = served("cpu", 120, 3, clock=Ticks())
-    assert {one.seconds for one in timed.values()} == {2.0}  # two halves, each from one look to the next
+    # Two halves, each from one look to the next.
+    assert {(one.seconds, one.late_seconds) for one in timed.values()} == {(2.0, 1.0)}
+
+
+def test_the_first_steps_stand_for_all_of_a_batch():
+    """A batch that nobody goes on from is ended after a few; its sessions make room as if it had been served."""
+    load = Load((640,) * 3, (9,) * 6)
+    stretches = schedule(load, 3)
+    with Server(SHAPE, load, 3, REGIMES["glm"], device="cpu", gpu_slots=120, clock=Ticks()) as server:
+        timed = server.serve(stretches, [0, 1], resident=False, most_steps=5)
+        assert all(layer.used_slots == 0 for layer in server.runtime.stats().layers)
+    assert [(one.steps, one.late_steps) for one in timed.values()] == [(5, 2)] * 2
+    for one in timed.values():
+        assert one.counts.hits + one.counts.misses == 5 * 3 * SHAPE.layers * SHAPE.top_k
+        assert one.late.hits + one.late.misses == 2 * 3 * SHAPE.layers * SHAPE.top_k
+        assert one.lasting(9) == 2.0 + 4 / 2 * 1.0
+    # Requests go on from one batch to the next: nothing is left out.
+    mixed = served("cpu", 120, 3, most_steps=2)
+    assert [one.steps for one in mixed[1].values()] == [stretch.steps for stretch in mixed[0]]
 
 
 def test_a_new_request_starts_without_slots():
@@ -115,7 +133,8 @@ def test_systems_get_the_memory_they_are_said_to():
     sizes = {name: systems.gpu_bytes(system, load, shape) for name, system in made.items()}
     most = {name: max(len(stretch.running) for stretch in system.stretches(load)) for name, system in made.items()}
     rows = shape.row_bytes * shape.layers
-    assert most == {"resident": 2, "resident-total": 3, "per-request": 10, "echo": 10, "echo-prefetch": 10}
+    rest = {"per-request": 10, "echo": 10, "echo-prefetch": 10, "echo-forecast": 10}
+    assert most == {"resident": 2, "resident-total": 3, **rest}
     assert sizes["resident"]["rows"] == 2 * 6464 * rows and made["per-request"].slots == 10 * 128
     assert sizes["echo"]["rows"] == pool * rows
     assert sizes["echo"]["index_keys"] == 10 * 6464 * 132 * shape.layers
@@ -166,8 +185,10 @@ def test_a_table_a_picture_and_figures(capsys, tmp_path):
     assert plot.stat().st_size > 5000 and "modelled" not in out.splitlines()[0]
     figures = json.loads(report.read_text())
     cases = figures["cases"]
-    expected = [(pool, name) for pool in (1300, 700) for name in systems.SYSTEMS]
+    here = [name for name in systems.SYSTEMS if name not in figures["left_out"]]
+    expected = [(pool, name) for pool in (1300, 700) for name in here]
     assert [(c["case"]["pool"], c["case"]["system"]) for c in cases] == expected
+    assert all(f"{name} is left out: " in out for name in figures["left_out"])
     for case in cases:
         assert case["case"]["system"] in out
         step = np.array(case["added_ms"]) + case["attention_ms_per_step"]
@@ -182,12 +203,39 @@ def test_a_table_a_picture_and_figures(capsys, tmp_path):
     assert by[1300, "echo"]["miss_rate"] <= by[700, "echo"]["miss_rate"]
 
 
+def test_each_system_turns_on_its_own_setting(monkeypatch):
+    """And one that this build does not have is named."""
+    load, shape = Load((640,) * 2, (4,) * 2), echo.ModelShape(layers=1, top_k=16)
+    others = [field for field in echo.config_fields() if field.name != "forecast_cap"]
+    forecast = type("Field", (), {"name": "forecast_cap"})
+    for fields, has_forecast in ((others, False), ([*others, forecast], True)):
+        monkeypatch.setattr(echo, "config_fields", lambda fields=fields: fields)
+        made = {name: dict(make_system(name, 700, load, shape).settings) for name in systems.SYSTEMS}
+        off = {"prefetch": "off", "forecast_cap": 0} if has_forecast else {"prefetch": "off"}
+        assert made.pop("echo-prefetch") == {**off, "prefetch": "on"}
+        assert made.pop("echo-forecast") == ({**off, "forecast_cap": -1} if has_forecast else off)
+        assert all(settings == off for settings in made.values())
+        if not has_forecast:
+            assert "no setting forecast_cap" in offered.why_not("echo-forecast", shape, "cpu", {})
+    assert offered.why_not("echo", shape, "cpu", {}) is None
+
+
+def test_a_device_that_fetches_nothing_ahead_is_found_out(monkeypatch):
+    shape = echo.ModelShape(layers=1, index_heads=8, query_heads=8, top_k=16)
+    assert offered.why_not("echo-prefetch", shape, "cpu", {}) is None
+    stats = type("Stats", (), {"layers": [type("Layer", (), {"candidates": 0, "full_selects": 0})]})
+    monkeypatch.setattr(Server, "serve", lambda self, *_, **__: None)
+    monkeypatch.setattr(echo.Runtime, "stats", lambda self: stats)
+    assert "fetches nothing ahead" in offered.why_not("echo-prefetch", shape, "cpu", {})
+
+
 def test_it_is_recorded(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     assert decode.main([*SMALL[2:], "--systems", "resident,echo", "--device", "cpu"]) == 0
     result = json.loads((tmp_path / "decode.json").read_text())
-    assert len(result["cases"]) == 4 and all("modelled" in case for case in result["cases"])
+    setup, *cases = result["cases"]
+    assert len(cases) == 4 and {"modelled", "measured", "put_together", "left_out"} <= set(setup)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.json", "decode.png"]
 
 
@@ -200,6 +248,7 @@ def test_it_is_recorded(monkeypatch, tmp_path):
         ("--systems", "echo,else", "systems"),
         ("--requests", "0", "requests"),
         ("--repeat", "-1", "repeat"),
+        ("--steps", "1", "steps"),
         ("--added", "-1", "added"),
         ("--host-memory", "1K", "host_memory"),
         ("--json", "/nowhere/at/all.json", "json"),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +16,7 @@ from typing import Any
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
+BENCHMARKS = sorted(BENCH.glob("test_*.py"))
 CASE = {"batch": 13, "misses": 533}
 OLD = {"us_per_call": 20.0, "us_without_copy": None, "launches_per_call": 1}
 
@@ -117,3 +123,106 @@ def test_the_cases_of_recall_fit_the_host_pool_and_differ(gates: ModuleType) -> 
     assert max(case.host_bytes for case in recall.CASES) < 49 * 2**30
     assert len({gates.case_key(case.keys()) for case in recall.CASES}) == len(recall.CASES)
     assert set(recall.PEERS) <= {(case.batch, case.misses, case.row_bytes) for case in recall.CASES}
+
+
+def test_nodes_of_steady_steps_are_counted_by_verb(gates: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    layer = ["append", "score_sm90", "select_cluster", "recall", "recall", "attend_cluster"]
+    names = [f"void echo::(anonymous namespace)::{name}<64>(Params)" for name in ["begin", *2 * layer, "commit"]]
+    events = [{"ph": "X", "cat": "kernel", "name": name} for name in 3 * names]
+    events += [{"ph": "X", "cat": "gpu_memset", "name": "Memset"}] * 6 + [{"ph": "i", "cat": "kernel", "name": "x"}]
+    events += [{"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD"}] * 3
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    found = importlib.import_module("test_steady").nodes_of(trace, steps=3, layers=2)
+    assert found["nodes_per_layer"] == 6 and found["nodes_besides"] == {"begin": 1, "commit": 1, "other": 2}
+    assert found["nodes_by_verb"] == {"append": 1, "attend": 1, "recall": 2, "score": 1, "select": 1}
+
+
+# --- what all benchmarks do -------------------------------------------------------------------------------------------
+
+
+def gated(path: Path) -> tuple[str, dict[str, tuple[str, ...]]]:
+    """The name of a benchmark's results, and the figures that it has compared, by how."""
+    tree = ast.parse(path.read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    added = [call for call in calls if ast.unparse(call.func).startswith("gates(") and call.func.attr == "add"]
+    assert len(added) == 1, f"{path.name} has its figures compared in {len(added)} places"
+    asserted = [ast.unparse(node.test) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    assert "not problems" in asserted, f"{path.name} does not fail by what is worse"
+    named: dict[str, tuple[str, ...]] = {}
+    for keyword in [keyword for call in calls for keyword in call.keywords]:
+        if keyword.arg in ("exact", "times") and isinstance(keyword.value, ast.Tuple):
+            named[keyword.arg] = named.get(keyword.arg, ()) + ast.literal_eval(keyword.value)
+    return ast.literal_eval(added[0].func.value.args[0]), named
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_every_benchmark_compares_counts_or_times(path: Path) -> None:
+    name, named = gated(path)
+    assert set(named) <= {"exact", "times"}
+    if path.stem != "test_steady":  # all of whose figures are counts
+        assert named["exact"] and named["times"]
+    assert name in {path.stem.removeprefix("test_"), "prefetch"}
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_regressions_against_the_recorded_baselines_fail(gates: ModuleType, path: Path) -> None:
+    """In every case: a time that is a fifth longer, a count that is another."""
+    name, named = gated(path)
+    if not (BENCH / "results" / f"{name}.json").exists():
+        pytest.skip(f"no {name}.json has been recorded")
+    baseline = json.loads((BENCH / "results" / f"{name}.json").read_text())
+    for entry in baseline["cases"]:
+        figures = {key: value for key, value in entry.items() if key != "case"}
+        made = gates.Gates(name, baseline["machine"]["gpu"])
+        assert made.add(entry["case"], figures, **named) == []
+        timed = [figure for figure in named.get("times", ()) if figures.get(figure) is not None]
+        assert timed or not named.get("times"), f"{entry['case']}: no time would be compared"
+        for figure in timed:
+            slower = {**figures, figure: 1.2 * figures[figure]}
+            assert "--update-baseline" in "".join(made.add(entry["case"], slower, **named))
+        for figure in named.get("exact", ()):
+            if figure in figures:
+                other = {**figures, figure: figures[figure] + 1}
+                assert f"{figure} is {other[figure]}" in "".join(made.add(entry["case"], other, **named))
+
+
+A_BENCHMARK = """
+import pytest
+
+@pytest.mark.benchmark(group="recall")
+def test_recall(benchmark, gates):
+    benchmark.pedantic(lambda: None, rounds=1)
+    figures = {"us_per_call": US, "launches_per_call": 1}
+    problems = gates("recall").add(CASE, figures, exact=("launches_per_call",), times=("us_per_call",))
+    assert not problems, "\\n".join(problems)
+"""
+
+
+def ran(folder: Path, us: float, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`pytest bench --benchmark-only` with one benchmark, on a machine whose GPU is none."""
+    bench = folder / "bench"
+    shutil.copytree(BENCH, bench, ignore=shutil.ignore_patterns("test_*.py", "results"), dirs_exist_ok=True)
+    (bench / "test_recall.py").write_text(A_BENCHMARK.replace("US", str(us)).replace("CASE", str(CASE)))
+    (bench / "results").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "bench", "--benchmark-only", *arguments]
+    environment = {key: value for key, value in os.environ.items() if key != "ECHO_RESULTS"}
+    return subprocess.run(
+        command, cwd=folder, env={**environment, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_run_of_pytest_fails_by_a_regression_until_the_baseline_is_updated(tmp_path: Path) -> None:
+    pytest.importorskip("pytest_benchmark")
+    baseline = tmp_path / "bench" / "results" / "recall.json"
+    first = ran(tmp_path, 20.0)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert json.loads(baseline.read_text())["cases"][0]["us_per_call"] == 20.0
+    assert ran(tmp_path, 22.0).returncode == 0
+    slower = ran(tmp_path, 24.0)
+    assert slower.returncode == 1 and "us_per_call is 24.00, the baseline has 20.00: +20%" in slower.stdout
+    assert "--update-baseline" in slower.stdout and "recall.new.json" in slower.stdout
+    assert ran(tmp_path, 24.0, "--update-baseline").returncode == 0
+    assert json.loads(baseline.read_text())["cases"][0]["us_per_call"] == 24.0
+    assert ran(tmp_path, 24.0).returncode == 0

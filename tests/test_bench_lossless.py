@@ -22,7 +22,9 @@ sys.path.remove(FOLDER)  # its modules have names that others may want
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-SIZES = ["--prompts", "2", "--shortest", "300", "--longest", "600", "--new-tokens", "4", "--pools", "2"]
+SIZES = [
+    "--prompts", "2", "--shortest", "300", "--longest", "600", "--new-tokens", "4", "--pools", "2", "--scenarios", "6",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -33,7 +35,9 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_nothing_differs(results: Path, device: str) -> None:
     assert lossless.main([*SIZES, "--device", device]) == 0
-    setup, *cases = json.loads(results.read_text())["cases"]
+    setup, *cases, scenarios = json.loads(results.read_text())["cases"]
+    assert scenarios["scenarios"] == scenarios["worlds"] == 6
+    assert scenarios["rows"]["compared"] > 600 and scenarios["rows"]["differences"] == 0
     assert setup["prompt_tokens"] == {"shortest": 300, "longest": 600, "all": 900}
     resident, least = 320 + 640, 2 * 257
     keys = [(case["case"]["pool_slots"], case["case"]["sampling"]) for case in cases]
@@ -51,7 +55,7 @@ def test_nothing_differs(results: Path, device: str) -> None:
 
 def test_an_uneven_last_batch(results: Path) -> None:
     assert lossless.main([*SIZES, "--prompts", "3", "--batch", "2", "--device", "cpu"]) == 0
-    _, *cases = json.loads(results.read_text())["cases"]
+    _, *cases, _ = json.loads(results.read_text())["cases"]
     assert cases[-1]["tokens"] == {"compared": 12, "equal": 12}
 
 
@@ -67,7 +71,7 @@ def test_a_model_that_changes_is_found_out(monkeypatch: pytest.MonkeyPatch, resu
 
     monkeypatch.setattr(lossless.Experiment, "run", tampered)
     assert lossless.main([*SIZES, "--device", "cpu"]) == 1
-    _, *cases = json.loads(results.read_text())["cases"]
+    _, *cases, _ = json.loads(results.read_text())["cases"]
     greedy = cases[2]
     # Layers 0 and 1 select what they did for the first token, and all prompts are longer than a selection.
     assert greedy["first_difference"]["selections"] == {"step": 0, "layer": 2, "prompt": 0}
@@ -133,7 +137,14 @@ def test_draws_are_each_sessions_own() -> None:
     assert [together(logits)[1] for _ in range(20)] == [alone(logits[1:2])[0] for _ in range(20)]
 
 
-@pytest.mark.parametrize("wrong", [["--longest", "16384"], ["--pools", "0"]])
+def test_scenarios_that_differ_are_found_out(monkeypatch: pytest.MonkeyPatch, results: Path) -> None:
+    case = {"case": {"setup": "random"}, "rows": {"compared": 9, "differences": 1}}
+    monkeypatch.setattr(lossless.scenarios, "run", lambda device, count: (case, ["scenario 3: outputs"]))
+    assert lossless.main([*SIZES, "--device", "cpu"]) == 1
+    assert json.loads(results.read_text())["cases"][-1] == case
+
+
+@pytest.mark.parametrize("wrong", [["--longest", "16384"], ["--pools", "0"], ["--scenarios", "0"], ["--shortest", "1"]])
 def test_what_cannot_be_is_refused(wrong: list[str]) -> None:
     with pytest.raises(SystemExit):
         lossless.main([*SIZES, "--device", "cpu", *wrong])

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 
 import echo
-from echo.bench.figures import Counts, Timed, account
+from echo.bench.figures import account
+from echo.bench.measured import Counts, Timed
 from echo.bench.schedule import Load, draw_load, room_for, sample, schedule
 
 
@@ -56,26 +57,38 @@ def test_equal_outputs_come_in_batches_of_which_some_are_run():
     assert sample(mixed, 1) == list(range(len(mixed)))  # requests go on from one to the next
 
 
+def ran(seconds: float, late: float, steps: int = 5) -> Timed:
+    return Timed(steps, seconds, Counts(90, 10, 8, 1), 2, late, Counts(38, 2, 4, 0))
+
+
 def test_what_was_not_run_takes_as_long_as_what_was():
     stretches = schedule(Load((10,) * 4, (5,) * 30), most=4)
-    times = {0: 1.0, 1: 2.0, 2: 1.5, 7: 0.5}
-    served = account(
-        stretches, {number: Timed(time, Counts(90, 10, 8, 1), Counts(60, 2)) for number, time in times.items()}
-    )
+    times = {0: ran(1.0, 0.1), 1: ran(2.0, 0.2), 2: ran(1.5, 0.1), 7: ran(0.5, 0.1)}
+    served = account(stretches, times)
+    assert [(batch.requests, batch.steps, batch.times) for batch in served.batches] == [(4, 5, 7), (2, 5, 1)]
     assert served.seconds == pytest.approx(7 * 1.5 + 0.5) and served.tokens == 150 and served.steps == 40
-    assert served.run_seconds == pytest.approx(5.0) and served.run_steps == 20 and served.batch == 150 / 40
-    assert served.repeats == 3 and served.spread == pytest.approx(1 / 1.5)
-    assert served.counts == Counts(360, 40, 32, 4) and served.late == Counts(240, 8)
+    assert served.batch == 150 / 40 and served.batch_most == 4 and len(served.runs) == 4
+    assert served.batches[0].spread == pytest.approx(1 / 1.5) and served.batches[1].spread == 0
+    assert served.counts == Counts(720, 80, 64, 8) and served.late == Counts(152, 8, 16)
     assert served.counts.share(served.counts.misses) == 0.1 and Counts().share(0) == 0
     assert served.step_ms == pytest.approx(275)
     assert served.tokens_per_second(0) == pytest.approx(150 / 11)
     assert served.tokens_per_second(25) == pytest.approx(150 / 12)
 
 
-def test_all_that_was_run_counts_as_it_was():
-    stretches = schedule(Load((10,) * 2, (5,) * 6), most=2)
-    served = account(stretches, {i: Timed(float(i + 1), Counts(1), Counts(1)) for i in range(3)})
-    assert served.seconds == served.run_seconds == 6.0
+def test_steps_that_were_not_run_are_like_the_last_ones():
+    stretches = schedule(Load((10,) * 4, (11,) * 8), most=4)
+    served = account(stretches, {0: ran(1.0, 0.2), 1: ran(2.0, 0.4)})
+    # Six steps are missing, three times the late ones.
+    assert served.seconds == pytest.approx(1.0 + 3 * 0.2 + 2.0 + 3 * 0.4) and served.steps == 22
+    assert served.counts == Counts(2 * (90 + 3 * 38), 2 * (10 + 3 * 2), 2 * (8 + 3 * 4), 2 * 1)
+    figures = served.batches[0].figures()
+    assert (figures["batch"], figures["steps"], figures["times_in_schedule"]) == (4, 11, 2)
+    first = {"steps": 5, "ms_per_step": 200, "late_ms_per_step": 100, "miss_rate": 0.1, "late_miss_rate": 0.05}
+    assert figures["runs"][0] == pytest.approx(first)
+    whole = Timed(1, 1.0, Counts(1), 0, 0.0, Counts())
+    assert whole.lasting(1) == 1.0 and whole.counting(1) == Counts(1)
+    assert whole.figures()["late_ms_per_step"] is None
 
 
 def test_contexts_fill_the_host():

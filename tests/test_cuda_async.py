@@ -15,7 +15,7 @@ from support.rig import Rig, assert_same_bits, small_shape
 
 import echo
 
-pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
 CYCLES = 400_000_000  # about 0.2 s
 
 

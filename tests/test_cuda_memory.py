@@ -20,7 +20,7 @@ from support.rig import host_row_of, small_shape
 
 import echo
 
-pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
 
 GIB = 1 << 30
 
@@ -159,6 +159,38 @@ def test_host_memory_that_the_system_refuses_leaves_nothing(intact):
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     with echo.Runtime(shape, **settings) as runtime:
         assert runtime.stats().host_bytes == 3 * GIB
+
+
+def test_host_memory_is_kept_for_the_next_runtime_that_needs_as_much(intact):
+    """Not for another; it counts as free meanwhile, and in the end it is."""
+    need_host_memory(5)
+    shape = small_shape(layers=1, row_format="raw", raw_row_bytes=4096, index_key_format="fp8")
+
+    def resident() -> int:
+        """Bytes of this process."""
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def use(gib: int) -> None:
+        with echo.Runtime(shape, device="cuda", host_tokens=gib * GIB // 4096, max_batch=64) as runtime:
+            assert runtime.stats().host_bytes == gib * GIB
+            session = runtime.open_session(256)
+            runtime.prefill(session, [1] * 200, lambda p: p.append(0, rows, keys))
+            assert (runtime.export_kv(session).rows(0)[0] == 7).all()
+
+    rows, keys = torch.full((200, 4096), 7, dtype=torch.uint8, device="cuda"), torch.zeros(200, 16, device="cuda")
+    use(3)
+    before, limit = resident(), echo.machine_limits("cuda").host_bytes
+    echo.keep_host_memory(True)
+    try:
+        for _ in range(3):  # always the same 3 GiB
+            use(3)
+            assert 2 * GIB < resident() - before < 4 * GIB
+            assert abs(echo.machine_limits("cuda").host_bytes - limit) < GIB
+        use(1)
+        assert resident() - before > 3.5 * GIB
+    finally:
+        echo.keep_host_memory(False)
+    assert resident() - before < GIB / 2
 
 
 def test_runtimes_that_close_give_everything_back(intact):

@@ -158,7 +158,10 @@ def test_a_pool_holds_what_its_step_used(policy):
         wanted = steps.wanted(t)
         before = pool.resident(wanted)
         missing = pool.step()
-        np.testing.assert_array_equal(missing, wanted[~before & (wanted != steps.newest[t])])
+        lacking = wanted[~before & (wanted != steps.newest[t])]
+        assert np.isin(lacking, missing).all()
+        # "echo" gives the new row a slot before it knows what the step wants.
+        assert len(missing) - len(lacking) <= (1 if policy == "echo" else 0)
         assert pool.resident(wanted).all() and not pool.resident(np.array([-1])).any()
         held = np.flatnonzero(pool.slot_of >= 0)
         assert len(held) == pool.used <= 15

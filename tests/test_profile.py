@@ -38,7 +38,7 @@ def profile_of(steps: list[Step], layers: int, step_us: float) -> Profile:
 @pytest.mark.parametrize("kernels", [GENERIC, HOPPER])
 def test_kernels_belong_to_the_verb_that_launches_them(kernels):
     for verb, names in kernels.items():
-        assert {part_of(name) for name in names} == {verb}
+        assert all(part_of(name) == verb for name in names), verb
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,7 @@ def test_the_command_prints_tables_and_writes_files(capsys, tmp_path, workload, 
         sizes, layers = ("--batch", "2", "--length", "300"), 5
     else:
         sizes, layers = ("--synthetic", "--layers", "2", "--batch", "2", "--length", "150", "--threads", "1"), 2
+    verbs = LAYER if device == "cpu" or workload == "tiny" else LAYER[1:]  # Hopper's score appends
     files = {name: tmp_path / f"profile.{name}" for name in ("trace", "json", "plot")}
     files["plot"] = files["plot"].with_suffix(".png")
     status, out, _ = run(
@@ -271,13 +272,13 @@ def test_the_command_prints_tables_and_writes_files(capsys, tmp_path, workload, 
             if event["track"] not in ("steps", "host") and -0.01 <= event["ts"] - step["ts"] < step["dur"] - 0.01
         ]
         assert sum(event["dur"] for event in inside) == pytest.approx(step["dur"], rel=1e-2 if device == "cpu" else 1)
-        assert {f"{verb} layer {layers - 1}" for verb in LAYER} <= {event["name"] for event in inside}
+        assert {f"{verb} layer {layers - 1}" for verb in verbs} <= {event["name"] for event in inside}
     if device == "cpu":
         assert list(parts) == ["begin", *LAYER, "commit", OTHER] and report["call_us"] is None
         assert all(parts[verb]["launches"] == layers for verb in LAYER) and tracks == {"cpu", "steps"}
         assert sum(event["dur"] for event in whole) / 3 == pytest.approx(report["step_us"], rel=1e-3)
     else:
-        assert {UPLOAD, "begin", *LAYER, "commit", OTHER} <= set(parts) and {"host", "steps"} < tracks
+        assert {UPLOAD, "begin", *verbs, "commit", OTHER} <= set(parts) and {"host", "steps"} < tracks
 
 
 def events_of(file: Path) -> tuple[set[str], list[dict[str, Any]]]:
@@ -325,6 +326,7 @@ def test_nonsense_is_refused_by_name(capsys, tmp_path, monkeypatch, arguments, n
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("kernels", ["generic", "auto"])
 def test_the_table_adds_up_to_what_events_measure(device, kernels):
@@ -335,8 +337,9 @@ def test_the_table_adds_up_to_what_events_measure(device, kernels):
     assert len(profile.steps) == steps and profile.call_us is not None
     print("\n".join([*verb_lines(profile), *layer_lines(profile)]))
     parts = {part.name: part for part in profile.parts()}
-    assert {UPLOAD, "begin", *LAYER, "commit"} <= set(parts)
-    for verb in LAYER:
+    verbs = LAYER if kernels == "generic" else LAYER[1:]  # otherwise score appends
+    assert {UPLOAD, "begin", *verbs, "commit"} <= set(parts)
+    for verb in verbs:
         assert parts[verb].launches >= layers and (profile.by_layer(verb) > 0).all(), verb
     assert [span.part for span in profile.steps[-1].host].count("cudaGraphLaunch") == 1
     assert (profile.misses > 0).all()

@@ -14,29 +14,9 @@ from echo.traces import Trace, shipped, synthetic
 from echo.traces import drive as driving
 from echo.traces.comparison import compare
 from echo.traces.drive import drive
-from echo.traces.echo_rule import EchoPool
 from echo.traces.layer_steps import LayerSteps
 from echo.traces.policies import make_pool
 from echo.traces.statistics import forecasts, moving_average
-
-
-class AppendFirst(EchoPool):
-    """The rule where verbs are called one by one: the new row takes its slot first, by age."""
-
-    alone = False
-
-    def step(self) -> np.ndarray:
-        self.now += 1
-        newest = self.steps.newest[self.now]
-        if newest >= 0 and self.slot_of[newest] < 0:
-            self.alone = True
-            self._place(np.array([newest]))
-            self.alone = False
-        self.now -= 1
-        return super().step()
-
-    def _distances(self) -> np.ndarray | None:
-        return None if self.alone else super()._distances()
 
 
 def partly_scored() -> Trace:
@@ -56,7 +36,7 @@ def test_a_runtime_misses_what_numpys_rule_misses(slots):
     trace = partly_scored()
     driven = drive(trace, slots, device="cpu")
     for layer in range(3):
-        pool = AppendFirst(LayerSteps(trace, layer), slots)
+        pool = make_pool(LayerSteps(trace, layer), slots, "echo")
         expected = [len(pool.step()) for _ in range(trace.steps)]
         np.testing.assert_array_equal(driven.misses[:, layer], expected)
     assert driven.misses[75:].sum() > 0 and driven.evictions[75:].sum() > 0
@@ -129,7 +109,7 @@ def test_a_selection_that_is_not_the_traces_is_reported():
         ("layers", {"slots": 24, "layers": []}),
         ("alpha", {"slots": 24, "alpha": 1.5}),
         ("prefetch_cap", {"slots": 24, "prefetch_cap": -2.0}),
-        ("forecast_cap", {"slots": 24, "forecast_cap": -1}),
+        ("forecast_cap", {"slots": 24, "forecast_cap": -2}),
         ("alpha", {"slots": 24, "alpha": float("nan")}),
         ("device", {"slots": 24, "device": "gpu"}),
         ("row_format", {"slots": 24, "row_format": "fp4"}),
@@ -191,6 +171,7 @@ def test_the_command_on_a_trace_that_ships(capsys, tmp_path):
     ]
     report = json.loads(files["--json"].read_text())
     assert report["device"] == "cpu" and report["alphas"] == [0.5, 0] and report["row_bytes"] == 656
+    assert report["runtime_alpha"] == 0.5
     assert report["trace"]["model"] == "tiny_dsa:sampled" and report["counted_steps"] == [72, 144]
     assert report["runtime_average_off_by"] < 1e-5
     trace = Trace.load(shipped.path_of("sampled"))
@@ -252,7 +233,7 @@ def test_the_command_on_other_traces(capsys, tmp_path):
         (("glm", "--alpha", "2"), "alpha"),
         (("glm", "--alpha", "a"), "alpha"),
         (("glm", "--prefetch-cap", "1001"), "prefetch_cap"),
-        (("glm", "--forecast-cap", "-1"), "forecast_cap"),
+        (("glm", "--forecast-cap", "-2"), "forecast_cap"),
         (("glm", "--plot", "picture.foo"), "plot"),
         (("glm", "--seed", "-1"), "seed"),
         (("glm", "--top-k", "99999999"), "top_k"),
@@ -282,3 +263,11 @@ def test_settings_come_from_variables_and_are_checked_before_anything_is_done(ca
     arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
     lines = run(capsys, *arguments, "--forecast-cap", "0")
     assert lines[-2].split()[2] == "0.0"  # prefetched
+    assert "at alpha 0.5 differs" in lines[-1]
+    monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "0.25")
+    arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
+    assert "at alpha 0.25 differs" in run(capsys, *arguments)[-1]
+    assert "at alpha 0.7 differs" in run(capsys, *arguments, "--alpha", "0.7,0")[-1]
+    monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "2")
+    assert cli.main(["replay", *arguments]) == 1
+    assert capsys.readouterr().err.startswith("echo-kv replay: threshold_alpha: 2")

@@ -92,7 +92,8 @@ def _pools(cases: list[dict[str, Any]] | None) -> str:
 
 def _pools_on(cases: list[dict[str, Any]]) -> str:
     """One device's: what was set up, then a case per pool and way of decoding."""
-    setup, *runs = cases
+    setup, *measured = cases
+    runs = [run for run in measured if "pool_slots" in run["case"]]
     kinds = ("tokens", "selections", "logits")
     rows = []
     for run in runs:
@@ -113,7 +114,17 @@ def _pools_on(cases: list[dict[str, Any]]) -> str:
         f"{setup['build']}, {setup['case']['device']}."
     )
     columns = ["slots", "of all rows, %", "decoding", *(f"equal {kind}" for kind in kinds), "rows missed", "hits, %"]
-    return f"{head}\n\n{table(columns, rows)}"
+    random = [_scenarios(run) for run in measured if "scenarios" in run]
+    return "\n\n".join([head, table(columns, rows), *random])
+
+
+def _scenarios(run: dict[str, Any]) -> str:
+    """Of whole steps."""
+    rows = run["rows"]
+    return (
+        f"{run['scenarios']} random scenarios of whole steps of a synthetic model, {run['case']['device']}: "
+        f"{rows['compared']:,} rows compared with plain histories, {rows['differences']} differences."
+    )
 
 
 def _greedy(cases: list[dict[str, Any]] | None) -> str:

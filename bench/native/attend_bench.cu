@@ -2,14 +2,14 @@
 // queries, so that second-level caches are as cold as in a step. Memory belongs to the caller.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "echo/errors.hpp"
-#include "kernels/cuda_check.hpp"
 #include "kernels/cuda_handles.hpp"
 #include "runtime/backends.hpp"
+#include "timed_graph.hpp"
 
 namespace {
 
@@ -27,7 +27,7 @@ thread_local std::string g_problem;
 struct AttendBench {
   std::unique_ptr<Backend> backend = make_cuda_backend(0, own_kernels());
   Stream stream;
-  std::function<void()> replay;
+  std::optional<bench::TimedGraph> graph;
 
   ~AttendBench() { backend->retire(); }
 };
@@ -90,7 +90,7 @@ ECHO_API void* echo_attend_create(const EchoAttendCase* c, void* const* pools, c
     };
     body();
     bench->backend->synchronize();
-    bench->replay = bench->backend->capture(body);
+    bench->graph.emplace(bench->stream.get(), body);
     return bench.release();
   } catch (const std::exception& error) {
     g_problem = error.what();
@@ -98,25 +98,23 @@ ECHO_API void* echo_attend_create(const EchoAttendCase* c, void* const* pools, c
   }
 }
 
+/// Nodes of the graph.
+ECHO_API std::int32_t echo_attend_nodes(void* bench) { return static_cast<AttendBench*>(bench)->graph->nodes(); }
+
 /// Replays the graph `times` times; us[i] = microseconds of the i-th replay on the GPU. Returns 0, or 1 if something is
 /// wrong.
 ECHO_API int echo_attend_replay(void* bench, std::int32_t times, float* us) {
   auto& b = *static_cast<AttendBench*>(bench);
   try {
-    cudaEvent_t begin = nullptr;
-    cudaEvent_t end = nullptr;
-    ECHO_CUDA_CHECK(cudaEventCreate(&begin));
-    ECHO_CUDA_CHECK(cudaEventCreate(&end));
+    bench::TimeEvent begin;
+    bench::TimeEvent end;
     for (std::int32_t i = 0; i < times; ++i) {
-      ECHO_CUDA_CHECK(cudaEventRecord(begin, b.stream.get()));
-      b.replay();
-      ECHO_CUDA_CHECK(cudaEventRecord(end, b.stream.get()));
-      ECHO_CUDA_CHECK(cudaEventSynchronize(end));
-      ECHO_CUDA_CHECK(cudaEventElapsedTime(us + i, begin, end));
-      us[i] *= 1000.0F;
+      begin.record(b.stream.get());
+      b.graph->launch(b.stream.get());
+      end.record(b.stream.get());
+      b.backend->synchronize();
+      us[i] = static_cast<float>(end.since(begin));
     }
-    ECHO_CUDA_CHECK(cudaEventDestroy(begin));
-    ECHO_CUDA_CHECK(cudaEventDestroy(end));
     return 0;
   } catch (const std::exception& error) {
     g_problem = error.what();

@@ -46,7 +46,6 @@ extern "C" struct EchoStepCase {
 /// What a replay of a step runs, between begin and commit. Each part contains the ones before it.
 enum class StepPart : std::int32_t {
   nothing,
-  append,  ///< of index keys
   score,
   select,
   recall,           ///< with appended rows

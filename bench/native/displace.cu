@@ -7,7 +7,6 @@
 #include "displace.hpp"
 
 #include "bench_case.hpp"
-#include "cache_manager/residency.cuh"
 #include "hashes.hpp"
 #include "kernels/launch.cuh"
 #include "kernels/warp.cuh"
@@ -71,6 +70,15 @@ __device__ std::int32_t find_absent(const LayerView& layer, const std::int32_t* 
     coming[i] = kNone;
   }
   return found;
+}
+
+__device__ void release_row(const LayerView& layer, std::int32_t row) {
+  const std::int32_t slot = atomicExch(layer.slot_of + row, kNone);
+  if (slot >= 0) {
+    layer.host_of[slot] = kNone;
+    layer.stamp[slot] = kFree;
+    layer.free_slots[atomicAdd(&layer.replacement->free, 1)] = slot;
+  }
 }
 
 __global__ __launch_bounds__(kThreads) void displace(DisplaceParams p) {

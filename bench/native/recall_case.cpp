@@ -1,6 +1,7 @@
 #include "recall_case.hpp"
 
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include "check.hpp"
@@ -111,11 +112,27 @@ std::vector<Entry> RecallCase::spread(std::int32_t first, std::int32_t end, std:
   return entries;
 }
 
+void RecallCase::begin(const Pass& pass) {
+  backend_->begin({.step = control_.step(static_cast<std::int32_t>(pass.entries.size())),
+                   .host_blocks = control_.host_rows() / kTokensPerBlock,
+                   .layers = pass.new_rows ? layers_.views() : std::span<const LayerView>()});
+}
+
 void RecallCase::prepare(const Pass& pass) {
   ++seed_;
   control_.upload(pass.entries);
   const StepView step = control_.step(static_cast<std::int32_t>(pass.entries.size()));
-  backend_->begin({.step = step, .host_blocks = control_.host_rows() / kTokensPerBlock});
+  begin(pass);
+  if (pass.new_rows) {
+    // What they push out is out before anything is drawn; begin is called again while the clock runs.
+    std::vector<RowRun> rows;
+    for (std::int32_t session = 0; session < sizes_.batch; ++session) {
+      rows.push_back(
+          {.first = control_.rows_of(session).first + pass.entries[static_cast<std::size_t>(session)].position,
+           .count = 1});
+    }
+    backend_->release(layers_.views(), rows);
+  }
   if (pass.timed) {
     launch_fill_scores(scores_.data<float>(), control_.score_stride(), kth_score_.data<float>(), step, seed_,
                        context());
@@ -257,6 +274,9 @@ double RecallCase::replay(Kind kind, std::int32_t blocks) {
   if (kind == Kind::released) {
     const RowRun rows = released_rows();
     backend_->release(layers_.views(), {&rows, 1});
+  }
+  if (pass.new_rows) {
+    begin(pass);
   }
   timed.launch(stream_.get());
   stop_.record(stream_.get());

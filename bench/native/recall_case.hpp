@@ -52,6 +52,7 @@ class RecallCase {
   /// `misses` spread over the sessions [first, end), whose selections are filled up with hits, or with nothing.
   std::vector<Entry> spread(std::int32_t first, std::int32_t end, std::int64_t misses, bool with_hits) const;
 
+  void begin(const Pass& pass);
   void prepare(const Pass& pass);
   RecallParams params(std::int32_t layer, std::int32_t rows) const;
   /// A pass outside of any graph: random rows of the sessions [first, end) that are not resident become so.

@@ -20,13 +20,12 @@ class Part(enum.IntEnum):
     """What a replay runs, between begin and commit; each part up to ATTEND contains the ones before it."""
 
     NOTHING = 0
-    APPEND = 1
-    SCORE = 2
-    SELECT = 3
-    RECALL = 4
-    ATTEND = 5
-    WITHOUT_OFFLOAD = 6
-    GATHER = 7
+    SCORE = 1
+    SELECT = 2
+    RECALL = 3
+    ATTEND = 4
+    WITHOUT_OFFLOAD = 5
+    GATHER = 6
 
 
 @dataclass(frozen=True)

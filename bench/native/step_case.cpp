@@ -1,7 +1,9 @@
 #include "step_case.hpp"
 
 #include <algorithm>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "echo/errors.hpp"
 #include "echo/runtime_config.hpp"
@@ -102,6 +104,7 @@ StepCase::StepCase(const EchoStepCase& sizes, HostRows& host)
     rows_without_offload_ = allocate(sizes_.layers * control_.host_rows(), static_cast<std::size_t>(sizes_.row_bytes),
                                      "rows without offload");
   }
+  backend_->release(layers_.views(), {});  // all layers are known to the backend before a graph is captured
   fill_inputs();
   fill_pools();
 }
@@ -127,6 +130,7 @@ TimedGraph& StepCase::graph(const EchoStepReplay& what) {
       if (!gathers) {
         backend_->begin({.step = step(),
                          .host_blocks = control_.host_rows() / kTokensPerBlock,
+                         .layers = claims(what) ? layers_.views() : std::span<const LayerView>(),
                          .sift_rows = sifts(what) ? sift_rows_.data<RowSift>() : nullptr,
                          .prefetched = sifts(what) ? prefetched_.data<std::int32_t>() : nullptr});
       }
@@ -166,6 +170,13 @@ EchoStepResult StepCase::replay(const EchoStepReplay& what) {
   result.microseconds = stop_.since(start_);
   result.nodes = timed.nodes();
   result.natural_misses = natural;
+  if (claims(what) && last_ < StepPart::recall) {  // what got slots was not written
+    std::vector<RowRun> rows;
+    for (std::int32_t session = 0; session < sizes_.batch; ++session) {
+      rows.push_back({.first = control_.rows_of(session).first + position(), .count = 1});
+    }
+    backend_->release(layers_.views(), rows);
+  }
   return result;
 }
 

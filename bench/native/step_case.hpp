@@ -44,13 +44,16 @@ class StepCase {
   const LayerView& view(std::int32_t layer) const { return layers_.views()[static_cast<std::size_t>(layer)]; }
   LayerView view_without_offload(std::int32_t layer) const;
 
-  // What the verbs are called with. `kv` with append: rows go where they belong in a step without offload.
-  AppendParams append_params(std::int32_t layer) const;
+  // What the verbs are called with.
   ScoreParams score_params(std::int32_t layer, const SiftView& sift) const;
   SelectParams select_params(std::int32_t layer, const SiftView& sift, std::int32_t* selection, float* kth) const;
   RecallParams recall_params(std::int32_t layer) const;
   AttendParams attend_params(std::int32_t layer) const;
   /// Whether score sifts: if asked to, and if the backend does. Nobody else would fill what select is shown.
+  /// Whether begin gives slots to new rows.
+  bool claims(const EchoStepReplay& what) const {
+    return sizes_.new_rows != 0 && static_cast<StepPart>(what.part) < StepPart::without_offload;
+  }
   bool sifts(const EchoStepReplay& what) const { return what.sift != 0 && backend_->sifts(); }
   SiftView sift_view(std::int32_t layer, const EchoStepReplay& what) const;
   const std::uint16_t* kv_of(std::int32_t layer) const;

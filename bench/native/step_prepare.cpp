@@ -128,9 +128,6 @@ std::int64_t StepCase::prepare(std::int32_t misses) {
   for (std::int32_t layer = 0; layer < sizes_.layers; ++layer) {
     std::int32_t* expected = expected_.data<std::int32_t>() + static_cast<std::int64_t>(layer) * entries();
     float* kth = prepared_kth_.data<float>() + static_cast<std::int64_t>(layer) * sizes_.batch;
-    if (sizes_.new_rows != 0) {
-      backend_->append(append_params(layer));
-    }
     backend_->score(score_params(layer, {}));
     backend_->select(select_params(layer, {}, expected, kth));
     RecallParams recall = recall_params(layer);

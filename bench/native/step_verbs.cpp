@@ -23,18 +23,6 @@ LayerView StepCase::view_without_offload(std::int32_t layer) const {
   return view;
 }
 
-AppendParams StepCase::append_params(std::int32_t layer) const {
-  return {.layer = view(layer),
-          .step = step(),
-          .shape = shape_,
-          .kv = nullptr,
-          .kv_dtype = DType::bf16,
-          .index_key =
-              index_key_.data<std::uint16_t>() + static_cast<std::int64_t>(layer) * sizes_.batch * shape_.index_dim,
-          .index_key_dtype = DType::bf16,
-          .to_slots = false};
-}
-
 ScoreParams StepCase::score_params(std::int32_t layer, const SiftView& sift) const {
   const std::int64_t heads = static_cast<std::int64_t>(layer) * sizes_.batch * shape_.index_heads;
   return {.layer = view(layer),
@@ -46,7 +34,11 @@ ScoreParams StepCase::score_params(std::int32_t layer, const SiftView& sift) con
           .index_weights = index_weights_.data<float>() + heads,
           .scores = scores_.data<float>(),
           .score_stride = control_.score_stride(),
-          .sift = sift};
+          .sift = sift,
+          .index_key = sizes_.new_rows == 0 ? nullptr
+                                            : index_key_.data<std::uint16_t>() +
+                                                  static_cast<std::int64_t>(layer) * sizes_.batch * shape_.index_dim,
+          .index_key_dtype = DType::bf16};
 }
 
 SelectParams StepCase::select_params(std::int32_t layer, const SiftView& sift, std::int32_t* selection,
@@ -125,16 +117,14 @@ void StepCase::call(const EchoStepReplay& what, std::int32_t layer) {
   if (part == StepPart::nothing) {
     return;
   }
-  if (sizes_.new_rows != 0) {
-    AppendParams append = append_params(layer);
-    if (!offloads) {
-      append.layer = view_without_offload(layer);
-      append.kv = kv_of(layer);
-    }
-    backend_->append(append);
-  }
-  if (part == StepPart::append) {
-    return;
+  if (sizes_.new_rows != 0 && !offloads) {  // with offload, recall writes them
+    backend_->append({.layer = view_without_offload(layer),
+                      .step = step(),
+                      .shape = shape_,
+                      .kv = kv_of(layer),
+                      .kv_dtype = DType::bf16,
+                      .index_key = nullptr,
+                      .index_key_dtype = DType::bf16});
   }
   const SiftView sift = sift_view(layer, what);
   backend_->score(score_params(layer, sift));

@@ -2,10 +2,10 @@
 // copy_rows: rows from host memory into their slots, by the warps of a block.
 //
 // A warp takes one row or a few at a time, a group, and loads them into registers, 16 bytes per lane and piece, before
-// the first store; so the first loads can be under way before the slots are known. Reads of neighbouring rows at the
-// same time share address translations, which is what host reads cost: warps take groups in order, and where much is
-// missing, blocks go one after the other, as many at once as keep the link busy. On an H200 that takes 64 us instead of
-// 72 for 2,665 rows, 206 instead of 245 for 13,312; 512 to 1,024 rows at once are much the same, 1,536 are too many.
+// the first store; so loads can be under way before the slots are known (early_rows.cuh). Reads of neighbouring rows at
+// the same time share address translations, which is what host reads cost: warps take groups in order, and where much
+// is missing, blocks go one after the other, as many at once as keep the link busy. On an H200 that takes 64 us instead
+// of 72 for 2,665 rows, 206 instead of 245 for 13,312; 512 to 1,024 rows at once are much the same, 1,536 are too many.
 
 #include <cuda/atomic>
 
@@ -63,6 +63,14 @@ class RowGroup {
     }
   }
 
+  /// All from a round on.
+  __device__ void copy(std::int32_t round) {
+    for (; round < total_; round += kRound) {
+      load(round);
+      store(round);
+    }
+  }
+
   static constexpr std::int32_t kPieceBytes = 16;
   static constexpr std::int32_t kRound = kCopyPieces * kWarp;
 
@@ -101,18 +109,17 @@ struct CopyQueue {
 
 /// Shared memory of a copy.
 struct CopyShared {
-  std::int32_t next;  ///< group that nobody has taken yet
-  std::int32_t done;  ///< warps that have found none left
+  std::int32_t next = 0;  ///< group that nobody has taken yet
+  std::int32_t done = 0;  ///< warps that have found none left
 };
 
-/// How a block copies a list that is not empty: `starters` of its `warps` warps may begin before slots are known.
+/// How the `warps` warps of a block copy a list that is not empty.
 class Copy {
  public:
-  __device__ Copy(const LayerView& layer, const RowList& list, const CopyQueue& queue, std::int32_t starters,
-                  std::int32_t warps)
-      : layer_(layer), list_(list), queue_(queue), starters_(starters), warps_(warps) {
+  __device__ Copy(const LayerView& layer, const RowList& list, const CopyQueue& queue, std::int32_t warps)
+      : layer_(layer), list_(list), queue_(queue), warps_(warps) {
     const std::int32_t pieces = max(1, layer.row_bytes / RowGroup::kPieceBytes);
-    rows_ = max(1, min((list.count - 1) / starters + 1, RowGroup::kRound / pieces));
+    rows_ = max(1, min((list.count - 1) / warps + 1, RowGroup::kRound / pieces));
     groups_ = (list.count - 1) / rows_ + 1;
     // Other blocks are assumed to have as many to copy as this one.
     most_ = max(1, kCopyRowsAtOnce / min(list.count, rows_ * warps));
@@ -122,20 +129,9 @@ class Copy {
   __device__ bool begins_at_once() const { return queue_.place < most_; }
   /// By one thread of a block that has to.
   __device__ void wait() const { queue_.wait(most_); }
-  __device__ CopyShared start() const { return {.next = begins_at_once() ? starters_ : 0, .done = 0}; }
 
-  /// The group of a starter: its loads go out, then meet_slots is called, behind which slots are read.
-  template <typename MeetSlots>
-  __device__ void copy_first(std::int32_t starter, const MeetSlots& meet_slots) const {
-    RowGroup rows = group_of(starter);
-    rows.load(0);
-    meet_slots();
-    rows.store(0);
-    finish(rows, RowGroup::kRound);
-  }
-
-  /// The other groups, by all warps. The last of them leaves the queue.
-  __device__ void copy_rest(CopyShared& shared) const {
+  /// By all warps, once slots are known. The last of them leaves the queue.
+  __device__ void copy(CopyShared& shared) const {
     for (;;) {
       std::int32_t group = 0;
       if (lane_index() == 0) {
@@ -145,8 +141,8 @@ class Copy {
       if (group >= groups_) {
         break;
       }
-      RowGroup rows = group_of(group);
-      finish(rows, 0);
+      const std::int32_t first = group * rows_;
+      RowGroup(layer_, list_, first, min(rows_, list_.count - first)).copy(0);
     }
     if (lane_index() == 0 && atomicAdd(&shared.done, 1) == warps_ - 1) {
       queue_.leave();
@@ -154,21 +150,9 @@ class Copy {
   }
 
  private:
-  __device__ RowGroup group_of(std::int32_t group) const {
-    const std::int32_t first = group * rows_;
-    return {layer_, list_, first, max(0, min(rows_, list_.count - first))};
-  }
-  __device__ static void finish(RowGroup& rows, std::int32_t round) {
-    for (; round < rows.total(); round += RowGroup::kRound) {
-      rows.load(round);
-      rows.store(round);
-    }
-  }
-
   const LayerView& layer_;
   RowList list_;
   CopyQueue queue_;
-  std::int32_t starters_;
   std::int32_t warps_;
   std::int32_t rows_;  ///< of a group
   std::int32_t groups_;

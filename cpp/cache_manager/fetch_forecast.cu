@@ -113,10 +113,7 @@ __global__ __launch_bounds__(kThreads) void fetch_forecast(const __grid_constant
     row = lane < groups.rows() ? lists.rows[groups.first() + lane] : kNone;
     slot = lane < groups.rows() ? lists.slots[groups.first() + lane] : kNone;
     group.store(0);
-    for (std::int32_t round = RowGroup::kRound; round < group.total(); round += RowGroup::kRound) {
-      group.load(round);
-      group.store(round);
-    }
+    group.copy(RowGroup::kRound);
     if (own_row != kNone && late) {
       give_back(p.layer, own_row, own_slot);
     } else if (own_row != kNone) {
@@ -126,9 +123,8 @@ __global__ __launch_bounds__(kThreads) void fetch_forecast(const __grid_constant
     fetched += late ? 0 : count;
     late = late || __any_sync(kAllLanes, over);
   }
-  if (lane == 0 && fetched > 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(&p.layer.counters->forecast),
-              static_cast<unsigned long long>(fetched));
+  if (lane == 0) {
+    count(&p.layer.counters->forecast, fetched);
   }
 }
 

@@ -58,14 +58,14 @@ __device__ void pop_slots(const LayerView& layer, FindShared& shared) {
       if (popped < needed) {
         atomicMax(&layer.replacement->free, 0);
       }
-      shared.claim.free = top;
+      shared.claim.top = top;
     }
     shared.claim.given = popped;
     shared.claim.popped = popped;
   }
   __syncthreads();
   for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < shared.claim.popped; i += kThreads) {
-    const std::int32_t slot = layer.free_slots[shared.claim.free - 1 - i];
+    const std::int32_t slot = layer.free_slots[shared.claim.top - 1 - i];
     assign(layer, slot, shared.rows[i]);
     shared.slots[i] = slot;
   }
@@ -101,7 +101,10 @@ __device__ void take_slots(const ForecastParams& p, std::int32_t now, const Clai
     if (distance >= 0.0F && distance <= farthest) {
       sight.slot = kNone;
     }
-    take_coldest(p.layer, claimer, sight, (left - 1) / (windows - turn) + 1, shared.rows, shared.slots, shared.claim);
+    sort_window(claimer, /*spares=*/true, sight, shared.claim);
+    meet(kClaimBarrier, kClaimers);
+    const Edge edge = find_edge(shared.claim, (left - 1) / (windows - turn) + 1);
+    take_coldest(p.layer, sight, edge, shared.rows, shared.slots, shared.claim);
   }
 }
 
@@ -155,8 +158,7 @@ __device__ std::int32_t find_rows(const ForecastParams& p, const ForecastLists& 
     }
   }
   if (thread == 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(&p.layer.counters->evictions),
-              static_cast<unsigned long long>(given - shared.claim.popped));
+    count(&p.layer.counters->evictions, given - shared.claim.popped);
   }
   return given;
 }

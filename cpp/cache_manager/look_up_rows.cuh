@@ -43,18 +43,7 @@ struct OwnEntries {
   __device__ bool has(int i) const { return rows[i] != kNone; }
 };
 
-/// Whether this launch appends the row at a position.
-__device__ inline bool appends(const RecallParams& p, std::int32_t row, std::int32_t position) {
-  const std::int32_t* appended = p.step.positions + row / p.step.query_rows * p.step.query_rows;
-  bool is_new = false;
-  for (std::int32_t i = 0; i < p.step.query_rows; ++i) {
-    is_new = is_new || appended[i] == position;
-  }
-  return is_new;
-}
-
-/// Host rows of the entries; those that this launch appends are kPending. What lies outside of the cache is reported
-/// and left out.
+/// Host rows of the entries. What lies outside of the cache is reported and left out.
 template <int kPerThread>
 __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThread>& own, Entry (&entries)[kPerThread],
                                const KernelErrorView& errors) {
@@ -85,7 +74,6 @@ __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThrea
     const bool right = blocks[i] >= 0 && blocks[i] < p.layer.host_rows / kTokensPerBlock;
     bad_position = bad_position || (positions[i] != kNone && !right);
     entries[i].row = right ? host_row(blocks + i, positions[i] % kTokensPerBlock) : kNone;
-    entries[i].slot = right && p.kv != nullptr && appends(p, own.rows[i], positions[i]) ? kPending : kNone;
   }
   if (bad_selection) {
     errors.raise(KernelError::bad_selection);
@@ -95,121 +83,171 @@ __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThrea
   }
 }
 
-/// Of the entries of a thread or a warp.
+/// Of the entries of a thread, a warp or a block.
 struct LookUpCounts {
+  std::int32_t found;  ///< those that name a row
   std::int32_t lost;   ///< those whose row another thread was fetching already
-  std::int32_t ahead;  ///< those whose row had been fetched ahead, and nobody had used it: two numbers
+  std::int32_t ahead;  ///< those whose row had been fetched ahead, and nobody had used it
 
+  // Where there are forecasts, `ahead` is two numbers.
   /// Of the row of a slot with that stamp.
+  template <bool kForecasts>
   __device__ static std::int32_t ahead_of(std::int32_t stamp, std::int32_t now) {
-    return stamp == prefetched_at(now) ? 1 : (is_forecast(stamp) ? 1 << 16 : 0);
+    return stamp == prefetched_at(now) ? 1 : (kForecasts && is_forecast(stamp) ? 1 << 16 : 0);
   }
   /// By score in this tick.
-  __device__ std::int32_t prefetched() const { return ahead & 0xFFFF; }
-  /// By a forecast.
+  template <bool kForecasts>
+  __device__ std::int32_t prefetched() const {
+    return kForecasts ? ahead & 0xFFFF : ahead;
+  }
+  /// By a forecast, whenever.
   __device__ std::int32_t forecast() const { return ahead >> 16; }
 };
 
-/// Looks up the host rows of a thread's entries, as look_up does; what is neither simply resident nor simply missing is
-/// settled one by one.
+/// What slot_of says of a thread's entries, and what their atomic operations found.
 template <int kPerThread>
-__device__ LookUpCounts look_up_all(const LayerView& layer, std::int32_t now, Entry (&entries)[kPerThread]) {
-  std::int32_t slots[kPerThread];
-  std::int32_t before[kPerThread];
+struct SlotsSeen {
+  std::int32_t slots[kPerThread];   ///< kPending where there is nothing to look up, or no slot to be had in this call
+  std::int32_t before[kPerThread];  ///< in the stamp of a slot, else in slot_of
+
+  /// At first sight.
+  __device__ bool missing(int i) const { return slots[i] < 0 && slots[i] != kPending; }
+};
+
+template <int kPerThread>
+__device__ SlotsSeen<kPerThread> look_at_slots(const LayerView& layer, std::int32_t now,
+                                               const Entry (&entries)[kPerThread]) {
+  SlotsSeen<kPerThread> seen;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    const bool wanted = entries[i].row != kNone && entries[i].slot != kPending;
-    slots[i] = wanted ? slot_word(layer, entries[i].row).load(cuda::memory_order_relaxed) : kPending;
-  }
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    before[i] = slots[i];
-    if (slots[i] >= 0) {
-      before[i] = stamp_word(layer, slots[i]).fetch_max(now, cuda::memory_order_relaxed);
-    } else if (slots[i] != kPending) {  // leaves in before what there was
-      slot_word(layer, entries[i].row).compare_exchange_strong(before[i], kPending, cuda::memory_order_relaxed);
+    seen.slots[i] = kPending;
+    if (entries[i].row != kNone) {
+      seen.slots[i] = slot_word(layer, entries[i].row).load(cuda::memory_order_relaxed);
     }
   }
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    seen.slots[i] = seen.slots[i] == failed_at(now) ? kPending : seen.slots[i];
+    seen.before[i] = seen.slots[i];
+    if (seen.slots[i] >= 0) {
+      seen.before[i] = stamp_word(layer, seen.slots[i]).fetch_max(now, cuda::memory_order_relaxed);
+    } else if (seen.slots[i] != kPending) {  // leaves in before what there was
+      slot_word(layer, entries[i].row).compare_exchange_strong(seen.before[i], kPending, cuda::memory_order_relaxed);
+    }
+  }
+  return seen;
+}
+
+/// Looks up the host rows of a thread's entries, as look_up does, given what was seen; what is neither simply resident
+/// nor simply missing is settled one by one. New rows of the pass are hits like others.
+template <bool kForecasts, int kPerThread>
+__device__ LookUpCounts look_up_all(const LayerView& layer, std::int32_t now, const SlotsSeen<kPerThread>& seen,
+                                    Entry (&entries)[kPerThread]) {
   LookUpCounts counts{};
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     Entry& entry = entries[i];
-    const bool hit = slots[i] >= 0 && before[i] != now && before[i] != kClaimed;  // as in protect
-    const bool missing = slots[i] < 0 && slots[i] != kPending && before[i] == slots[i];
+    const std::int32_t before = seen.before[i];
+    counts.found += entry.row != kNone ? 1 : 0;
+    const bool hit = seen.slots[i] >= 0 && before != now && before != kClaimed;  // as in protect
+    const bool fetches = seen.missing(i) && before == seen.slots[i];
     if (hit) {
-      entry.slot = slots[i];
-      counts.ahead += LookUpCounts::ahead_of(before[i], now);
-    } else if (!missing && entry.row != kNone && entry.slot != kPending) {
-      entry.slot = look_up(layer, entry.row, now, slots[i] >= 0 ? slots[i] : before[i]);
+      entry.slot = seen.slots[i];
+      counts.ahead += LookUpCounts::ahead_of<kForecasts>(before, now);
+    } else if (!fetches && entry.row != kNone) {
+      entry.slot = look_up(layer, entry.row, now, seen.slots[i] >= 0 ? seen.slots[i] : before);
       counts.lost += entry.slot == kPending ? 1 : 0;
     }
   }
   return counts;
 }
 
-struct LookUpSums {
-  std::int32_t missing;
-  std::int32_t found;  ///< entries that name a row
-  LookUpCounts counts;
+/// Rows that a block has to fetch.
+struct Missing {
+  std::int32_t rows;
+  std::int32_t early;  ///< of them, the first ones: they are on their way
 };
 
 /// Shared memory of kWarps warps that look up kMost entries at most.
 template <int kWarps, int kMost>
 struct LookUpShared {
-  LookUpSums sums_of[kWarps];
-  std::int32_t rows[kMost];  ///< those missing, in the order of their entries
+  std::int32_t missing_of[kWarps];
+  std::int32_t early_of[kWarps];
+  LookUpCounts counts_of[kWarps];
+  std::int32_t rows[kMost];   ///< those missing, in the order of their entries, those on their way first
+  std::int32_t slots[kMost];  ///< that they get, kNone at first
 
-  __device__ LookUpSums sums() const {
-    LookUpSums sums{};
+  __device__ Missing missing() const {
+    Missing missing{};
 #pragma unroll
-    for (const LookUpSums& warp : sums_of) {
-      sums.missing += warp.missing;
-      sums.found += warp.found;
-      sums.counts.lost += warp.counts.lost;
-      sums.counts.ahead += warp.counts.ahead;
+    for (int warp = 0; warp < kWarps; ++warp) {
+      missing.rows += missing_of[warp];
+      missing.early += early_of[warp];
+    }
+    return missing;
+  }
+  __device__ LookUpCounts counts() const {
+    LookUpCounts sums{};
+    for (const LookUpCounts& counts : counts_of) {
+      sums.found += counts.found;
+      sums.lost += counts.lost;
+      sums.ahead += counts.ahead;
     }
     return sums;
   }
 };
 
-/// Lists the missing rows of all lookers, who meet at `barrier`; returns how many there are.
-template <int kPerThread, int kWarps, int kMost>
-__device__ std::int32_t list_missing(Entry (&entries)[kPerThread], LookUpCounts counts, int barrier,
-                                     LookUpShared<kWarps, kMost>& shared) {
-  unsigned masks[kPerThread];
-  std::int32_t own = 0;
-  std::int32_t found = 0;
+/// Lists the missing rows of all lookers, who meet at `barrier`. `is_early(i)`: whether entry i of this lane is on its
+/// way.
+template <int kPerThread, int kWarps, int kMost, typename IsEarly>
+__device__ Missing list_missing(Entry (&entries)[kPerThread], const LookUpCounts& counts, const IsEarly& is_early,
+                                int barrier, LookUpShared<kWarps, kMost>& shared) {
+  unsigned early[kPerThread];
+  unsigned later[kPerThread];
+  Missing own{};
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    masks[i] = __ballot_sync(kAllLanes, entries[i].row != kNone && entries[i].slot == kNone);
-    own += __popc(masks[i]);
-    found += __popc(__ballot_sync(kAllLanes, entries[i].row != kNone));
+    const bool missing = entries[i].row != kNone && entries[i].slot == kNone;
+    early[i] = __ballot_sync(kAllLanes, missing && is_early(i));
+    later[i] = __ballot_sync(kAllLanes, missing && !is_early(i));
+    own.early += __popc(early[i]);
+    own.rows += __popc(early[i] | later[i]);
   }
-  counts = {.lost = __reduce_add_sync(kAllLanes, counts.lost), .ahead = __reduce_add_sync(kAllLanes, counts.ahead)};
+  const LookUpCounts sums{.found = __reduce_add_sync(kAllLanes, counts.found),
+                          .lost = __reduce_add_sync(kAllLanes, counts.lost),
+                          .ahead = __reduce_add_sync(kAllLanes, counts.ahead)};
   if (lane_index() == 0) {
-    shared.sums_of[warp_index()] = {.missing = own, .found = found, .counts = counts};
+    shared.missing_of[warp_index()] = own.rows;
+    shared.early_of[warp_index()] = own.early;
+    shared.counts_of[warp_index()] = sums;
   }
   meet(barrier, kWarps * kWarp);
-  std::int32_t place = 0;
-  std::int32_t missing = 0;
+  const Missing all = shared.missing();
+  if (all.rows == 0) {
+    return all;
+  }
+  std::int32_t place_of_early = 0;
+  std::int32_t place_of_later = all.early;
 #pragma unroll
   for (int warp = 0; warp < kWarps; ++warp) {
-    place += warp < warp_index() ? shared.sums_of[warp].missing : 0;
-    missing += shared.sums_of[warp].missing;
+    place_of_early += warp < warp_index() ? shared.early_of[warp] : 0;
+    place_of_later += warp < warp_index() ? shared.missing_of[warp] - shared.early_of[warp] : 0;
   }
-  if (missing == 0) {
-    return 0;
-  }
+  const unsigned below = (1U << lane_index()) - 1U;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    if ((masks[i] >> lane_index() & 1U) != 0U) {
-      const std::int32_t mine = place + __popc(masks[i] & ((1U << lane_index()) - 1U));
+    const bool goes_first = (early[i] >> lane_index() & 1U) != 0U;
+    if (((early[i] | later[i]) >> lane_index() & 1U) != 0U) {
+      const std::int32_t mine =
+          goes_first ? place_of_early + __popc(early[i] & below) : place_of_later + __popc(later[i] & below);
       shared.rows[mine] = entries[i].row;
+      shared.slots[mine] = kNone;
       entries[i].slot = kFirstListed - mine;
     }
-    place += __popc(masks[i]);
+    place_of_early += __popc(early[i]);
+    place_of_later += __popc(later[i]);
   }
-  return missing;
+  return all;
 }
 
 }  // namespace echo

@@ -4,18 +4,20 @@
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
 // Half of the warps
 //   look up       what its entries name (look_up_rows.cuh), and write the slots of hits,
+//   start rows    from host memory into registers, before it is certain that they are this block's (early_rows.cuh),
 //   list misses   in order, in shared memory,
-//   start rows    from host memory into registers, before there is a slot for them,
-//   copy          those to their slots, then the rest (copy_rows.cuh), when it is the block's turn,
+//   copy          those rows to the slots that they got, then others (copy_rows.cuh), when it is the block's turn,
 //   wait          for rows that other blocks fetch;
 // the other half finds slots meanwhile (claim_slots.cuh), then helps to copy.
-// The first blocks append the new rows of the pass, if kv is given (append_rows.cuh). Entries that select those wait
-// for them: for blocks that started before their own. The launch may overlap the end of the kernel before it.
-// Cost on an H200 (bench/results/recall.json): 3.6 us for 26,624 hits; 20, 64 and 206 us with 533, 2,665 and 13,312
-// misses among them.
+// The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
+// entries that select them are hits. The launch may overlap the end of the kernel before it.
+// Cost on an H200 (bench/results/recall.json): 3.5 us for 26,624 hits; 20, 64 and 204 us with 533, 2,665 and 13,312
+// misses among them; 0.4 to 0.7 us more with 13 new rows.
 #include <algorithm>
 
+#include "cache_manager/claim_slots.cuh"
 #include "cache_manager/copy_rows.cuh"
+#include "cache_manager/early_rows.cuh"
 #include "cache_manager/look_up_rows.cuh"
 #include "cache_manager/recall.cuh"
 #include "kernels/append_rows.cuh"
@@ -25,12 +27,12 @@
 namespace echo {
 namespace {
 
-constexpr int kThreads = kAppendThreads;
+constexpr int kThreads = 512;
 constexpr int kAllWarps = kThreads / kWarp;
 constexpr int kLookers = kThreads - kClaimers;
 constexpr int kLookWarps = kLookers / kWarp;
 constexpr int kBlocksPerSm = 2;  ///< that run together
-constexpr std::int32_t kLeastLanes = 4;
+constexpr std::int32_t kLeastLanes = 2;
 constexpr int kMostPerThread = 8;
 constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
 
@@ -42,7 +44,7 @@ constexpr int kOwnTurn = 4;      ///< to copy
 
 struct RecallShared {
   LookUpShared<kLookWarps, kMostEntries> look_up;
-  std::int32_t slots[kMostEntries];  ///< that the missing rows get
+  EarlyShared early[kLookWarps];
   ClaimShared claim;
   CopyShared copy;
 };
@@ -55,13 +57,29 @@ __device__ void begin() {
 
 __device__ std::int32_t tick_of(const RecallParams& p) { return *p.step.tick + p.block.tick_offset; }
 
-__device__ Copy copy_of(const LayerView& layer, const RecallShared& shared, std::int32_t missing,
-                        const CopyQueue& queue) {
-  return {layer, {shared.look_up.rows, shared.slots, missing}, queue, kLookWarps, kAllWarps};
+/// Copies what is not on its way, or has nothing to. By all warps, once slots are found.
+__device__ void copy_others(const LayerView& layer, RecallShared& shared, const Missing& missing,
+                            const CopyQueue& queue) {
+  const std::int32_t early = missing.early;
+  if (missing.rows == early) {
+    if (threadIdx.x == 0) {
+      queue.leave();
+    }
+    return;
+  }
+  const RowList others{shared.look_up.rows + early, shared.look_up.slots + early, missing.rows - early};
+  const Copy copy(layer, others, queue, kAllWarps);
+  if (!copy.begins_at_once()) {
+    if (threadIdx.x == 0) {
+      copy.wait();
+    }
+    meet(kOwnTurn, kThreads);
+  }
+  copy.copy(shared.copy);
 }
 
 /// Warps that look entries up, and copy what is missing.
-template <int kPerThread>
+template <int kPerThread, bool kForecasts>
 __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, std::int32_t lanes,
                                  RecallShared& shared, const KernelErrorView& errors) {
   const OwnEntries<kPerThread> own(p, static_cast<std::int64_t>(queue.place) * kLookWarps + warp_index(), lanes);
@@ -69,47 +87,45 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
   const std::int32_t now = tick_of(p);
   Entry entries[kPerThread];
   read_selection(p, own, entries, errors);
-  const LookUpCounts counts = look_up_all(p.layer, now, entries);
+  const SlotsSeen<kPerThread> seen = look_at_slots(p.layer, now, entries);
+  EarlyShared& early_rows = shared.early[warp_index()];
+  const EntryMasks early = choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows);
+  const RowList list{early_rows.rows, early_rows.slots, early.count()};
+  RowGroup group(p.layer, list, 0, list.count);
+  group.load(0);
+  const LookUpCounts counts = look_up_all<kForecasts>(p.layer, now, seen, entries);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     if (own.has(i) && (entries[i].slot >= 0 || entries[i].row == kNone)) {
       p.slots[own.first + i * kWarp] = entries[i].slot;
     }
   }
-  const std::int32_t missing = list_missing(entries, counts, kLookBarrier, shared.look_up);
-  if (missing == 0) {
-    announce(kListed, kThreads);
-    if (threadIdx.x == 0) {
-      queue.leave();
-    }
-  } else {
-    const Copy copy = copy_of(p.layer, shared, missing, queue);
-    if (threadIdx.x == 0) {
-      shared.copy = copy.start();
-    }
-    announce(kListed, kThreads);
-    meet(kLookBarrier, kLookers);  // the list is complete
-    const auto meet_slots = [&] {
-      meet(kSlotsFound, kThreads);
-#pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-        if (entries[i].slot <= kFirstListed) {
-          entries[i].slot = shared.slots[kFirstListed - entries[i].slot];
-          p.slots[own.first + i * kWarp] = entries[i].slot;
-        }
-      }
-    };
-    if (copy.begins_at_once()) {
-      copy.copy_first(warp_index(), meet_slots);
-    } else {
-      meet_slots();
-      if (threadIdx.x == 0) {
-        copy.wait();
-      }
-      meet(kOwnTurn, kThreads);
-    }
-    copy.copy_rest(shared.copy);
+  if (threadIdx.x == 0) {
+    shared.copy = {};
   }
+  const auto is_early = [&](int i) { return early.has(i); };
+  const Missing missing = list_missing(entries, counts, is_early, kLookBarrier, shared.look_up);
+  announce(kListed, kThreads);
+  if (missing.rows > 0) {
+    meet(kSlotsFound, kThreads);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const bool fetches = entries[i].slot <= kFirstListed;
+      if (fetches) {
+        entries[i].slot = shared.look_up.slots[kFirstListed - entries[i].slot];
+        p.slots[own.first + i * kWarp] = entries[i].slot;
+      }
+      if (early.has(i)) {
+        early_rows.slots[early.place(i)] = fetches ? entries[i].slot : kNone;
+      }
+    }
+    __syncwarp();
+    if (list.count > 0) {
+      group.store(0);
+      group.copy(RowGroup::kRound);
+    }
+  }
+  copy_others(p.layer, shared, missing, queue);
 
   bool failed = false;
 #pragma unroll
@@ -126,6 +142,7 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
 }
 
 /// The other warps: they find slots, then help to copy.
+template <bool kForecasts>
 __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, RecallShared& shared) {
   begin();
   const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kLookers;
@@ -138,44 +155,43 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   const RowScores scores = row_scores(p);
   const ClaimPlace place =
       claim_place(p.layer, now, static_cast<std::int32_t>(blockIdx.x), static_cast<std::int32_t>(gridDim.x));
-  const Sight ahead = look_ahead(p.layer, scores, now, place, claimer, shared.claim);
+  const Sight ahead = look_ahead(p.layer, scores, now, place, claimer, /*expected=*/false, shared.claim);
   join(kListed, kThreads);
-  const LookUpSums sums = shared.look_up.sums();
-  if (claimer == 0) {
-    count(&counters.hits, sums.found - sums.missing);
-    count(&counters.lost_races, sums.counts.lost);
-    count(&counters.prefetched_used, sums.counts.prefetched());
-    count(&counters.forecast_used, sums.counts.forecast());
+  const Missing missing = shared.look_up.missing();
+  if (claimer == kClaimers - 1) {
+    const LookUpCounts counts = shared.look_up.counts();
+    count(&counters.hits, counts.found - missing.rows);
+    count(&counters.lost_races, counts.lost);
+    count(&counters.prefetched_used, counts.prefetched<kForecasts>());
+    if constexpr (kForecasts) {
+      count(&counters.forecast_used, counts.forecast());
+    }
   }
-  if (sums.missing == 0) {
+  if (missing.rows == 0) {
     return;
   }
+  if (claimer == 0) {
+    AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
+  }
   const std::int32_t* rows = shared.look_up.rows;
+  std::int32_t* slots = shared.look_up.slots;
   const std::int32_t evicted =
-      claim_slots(p.layer, scores, now, place, claimer, ahead, rows, shared.slots, sums.missing, shared.claim);
+      claim_slots(p.layer, scores, now, place, claimer, ahead, rows, slots, missing.rows, shared.claim);
   meet(kSlotsFound, kThreads);
-  publish_slots(p.layer, now, claimer, rows, shared.slots, shared.claim.given);
+  publish_slots(p.layer, now, claimer, rows, slots, shared.claim.given);
   if (claimer == 0) {
     count(&counters.misses, shared.claim.given);
     count(&counters.evictions, evicted);
   }
-  const Copy copy = copy_of(p.layer, shared, sums.missing, queue);
-  if (!copy.begins_at_once()) {
-    meet(kOwnTurn, kThreads);
-  }
-  copy.copy_rest(shared.copy);
+  copy_others(p.layer, shared, missing, queue);
 }
 
-/// The first blocks append, to slots and then to host rows; `lanes` of each warp of the others have entries, kPerThread
-/// each.
-template <int kPerThread>
+/// The first blocks append, a row per warp; `lanes` of each warp of the others have entries, kPerThread each. Without
+/// kForecasts no row was forecast, and nobody asks whether it was.
+template <int kPerThread, bool kForecasts>
 __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p, std::int32_t append_blocks,
                                                                  std::int32_t lanes, KernelErrorView errors) {
-  __shared__ union Shared {
-    __device__ Shared() {}
-    RecallShared recall;
-    AppendShared append;
-  } shared;
+  __shared__ RecallShared shared;
   const auto block = static_cast<std::int32_t>(blockIdx.x);
   if (block < append_blocks) {
     begin();
@@ -185,38 +201,41 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
                               .kv = p.kv,
                               .kv_dtype = p.kv_dtype,
                               .index_key = nullptr,
-                              .index_key_dtype = DType::f32,
-                              .to_slots = true};
-    const std::int32_t to_slots = (p.step.rows - 1) / kAppendRows + 1;
-    if (block < to_slots) {
-      append_to_slots(append, row_scores(p), tick_of(p), block * kAppendRows, shared.append, errors);
-    } else {
-      append_to_host(append, (block - to_slots) * kAllWarps + warp_index(), errors);
-    }
+                              .index_key_dtype = DType::f32};
+    append_row(append, block * kAllWarps + warp_index(), errors);
     return;
   }
   const CopyQueue queue{.left = &p.layer.replacement->copied,
                         .place = block - append_blocks,
                         .blocks = static_cast<std::int32_t>(gridDim.x) - append_blocks};
   if (threadIdx.x < kLookers) {
-    look_up_and_copy<kPerThread>(p, queue, lanes, shared.recall, errors);
+    look_up_and_copy<kPerThread, kForecasts>(p, queue, lanes, shared, errors);
   } else {
-    find_slots(p, queue, shared.recall);
+    find_slots<kForecasts>(p, queue, shared);
   }
 }
 
-template <int kPerThread>
-void launch_sized(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
+template <int kPerThread, bool kForecasts>
+void launch_with(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
-  const unsigned append_blocks =
-      params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAppendRows) + blocks_for(params.step.rows, kAllWarps);
-  launch_early(context, recall<kPerThread>, append_blocks + blocks_for(entries, kPerThread * kLookWarps * lanes),
-               kThreads, 0, params, static_cast<std::int32_t>(append_blocks), lanes, context.errors);
+  const unsigned append_blocks = params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAllWarps);
+  launch_early(context, recall<kPerThread, kForecasts>,
+               append_blocks + blocks_for(entries, kPerThread * kLookWarps * lanes), kThreads, 0, params,
+               static_cast<std::int32_t>(append_blocks), lanes, context.errors);
+}
+
+template <int kPerThread>
+void launch_sized(const RecallParams& params, std::int32_t lanes, bool forecasts, const LaunchContext& context) {
+  if (forecasts) {
+    launch_with<kPerThread, true>(params, lanes, context);
+  } else {
+    launch_with<kPerThread, false>(params, lanes, context);
+  }
 }
 
 }  // namespace
 
-void launch_recall(const RecallParams& params, const LaunchContext& context) {
+void launch_recall(const RecallParams& params, bool forecasts, const LaunchContext& context) {
   // As few entries per warp as still lets all blocks run together, but some; two blocks on a multiprocessor only where
   // the alternative is more than one entry per thread.
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
@@ -226,17 +245,17 @@ void launch_recall(const RecallParams& params, const LaunchContext& context) {
     while (lanes < each) {
       lanes *= 2;
     }
-    return launch_sized<1>(params, lanes, context);
+    return launch_sized<1>(params, lanes, forecasts, context);
   }
   each = (each - 1) / kBlocksPerSm + 1;
   if (each <= kWarp) {
-    launch_sized<1>(params, kWarp, context);
+    launch_sized<1>(params, kWarp, forecasts, context);
   } else if (each <= 2 * kWarp) {
-    launch_sized<2>(params, kWarp, context);
+    launch_sized<2>(params, kWarp, forecasts, context);
   } else if (each <= 4 * kWarp) {
-    launch_sized<4>(params, kWarp, context);
+    launch_sized<4>(params, kWarp, forecasts, context);
   } else {
-    launch_sized<kMostPerThread>(params, kWarp, context);
+    launch_sized<kMostPerThread>(params, kWarp, forecasts, context);
   }
 }
 

@@ -21,7 +21,7 @@
 namespace echo {
 
 inline constexpr std::int32_t kFree = -1;        ///< stamp of a slot that holds no row
-inline constexpr std::int32_t kUnusedAge = 64;   ///< added to the age of a row that was fetched ahead and never used
+inline constexpr std::int32_t kUnusedAge = 128;  ///< added to the age of a row that was fetched ahead and never used
 inline constexpr std::int32_t kColdest = 63;     ///< coldness of what goes first
 inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at together, at most (CPU)
 inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each that is needed ...
@@ -35,15 +35,19 @@ struct ReplacementState {
   std::uint32_t copied = 0;  ///< blocks of the call under way that have copied their rows (GPU), 0 between calls
 };
 
-inline constexpr std::int32_t kLastTick = (1 << 30) - 2;  ///< stamps of what is fetched ahead need two for each tick
+inline constexpr std::int32_t kLastTick = (1 << 30) - 2;  ///< there are two stamps of what is fetched ahead in each
+inline constexpr std::int32_t kStepTicks = 2;             ///< of a decode step: its own, and that of its new rows
 
 /// Stamp of a row that was prefetched in this tick and has not been used.
 ECHO_HOST_DEVICE std::int32_t prefetched_at(std::int32_t tick) { return kFree - 1 - 2 * tick; }
 /// Stamp of a row that was forecast in this tick and has not been used.
 ECHO_HOST_DEVICE std::int32_t forecast_at(std::int32_t tick) { return kFree - 2 - 2 * tick; }
-ECHO_HOST_DEVICE bool is_forecast(std::int32_t stamp) { return stamp < kFree && stamp % 2 != 0; }
+ECHO_HOST_DEVICE bool is_forecast(std::int32_t stamp) { return stamp < kFree && (stamp & 1) != 0; }
 /// Tick of a stamp below kFree.
-ECHO_HOST_DEVICE std::int32_t fetched_at(std::int32_t stamp) { return (kFree - 1 - stamp) / 2; }
+ECHO_HOST_DEVICE std::int32_t fetched_at(std::int32_t stamp) { return (kFree - 1 - stamp) >> 1; }
+
+/// Stamp of a row that a pass appends, from its begin on: later than what the pass stamps, and before the next one.
+ECHO_HOST_DEVICE std::int32_t new_row_at(std::int32_t tick) { return tick + 1; }
 
 /// Age of a slot that is not free in a later tick, at least 1.
 ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {
@@ -51,7 +55,7 @@ ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {
     return now - stamp;
   }
   const std::int32_t age = now - fetched_at(stamp);
-  return is_forecast(stamp) && age == 1 ? age : age + kUnusedAge;
+  return is_forecast(stamp) && age <= kStepTicks ? age : age + kUnusedAge;
 }
 
 /// Whether a slot may be given to a row that is fetched ahead: not one that the same call has fetched ahead.

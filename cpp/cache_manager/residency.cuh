@@ -3,6 +3,7 @@
 // Two words decide, and nothing but compare-and-swap and maximum changes them while others may look:
 //
 //   stamp[slot]     a tick          last use; the current tick: in use by this call, not to be given away
+//                   new_row_at(t)   the next tick: given to a new row at the begin of the pass of tick t
 //                   prefetched_at(t), forecast_at(t)  fetched ahead in tick t, not used since
 //                   kClaimed        between two rows
 //                   kFree           empty, and on the stack of free slots
@@ -17,6 +18,8 @@
 // Whoever evicts claims the stamp, unmaps the old row, writes host_of, and behind a fence the stamp and the new row's
 // slot_of. Who swaps slot_of to kPending fetches the row; all others wait for the slot, after they have done their own
 // work, so that nobody waits for somebody who waits. No launch leaves kPending or kClaimed behind.
+// New rows have slots since the begin of the pass, in a stamp that nobody needs to raise: who looks them up finds a hit
+// at once, while others write them.
 // (A slot that a stale slot_of names is reached by its address, which orders the two accesses on any GPU that does not
 // guess values; an acquire would say so formally and cost every hit its cached lines.)
 // Whoever fetches ahead does the same without protecting anything, in a launch in which nobody uses rows: it passes
@@ -69,11 +72,11 @@ __host__ __device__ inline Protection protect(const LayerView& layer, std::int32
 }
 
 /// Looks a row up and protects its slot, given what slot_of said of it a moment ago. Returns the slot; kNone: the
-/// caller has to fetch the row, nobody else will; kPending: another thread does, see wait_for.
+/// caller has to fetch the row, nobody else will; kPending: another thread does, or found no slot, see wait_for.
 __host__ __device__ inline std::int32_t look_up(const LayerView& layer, std::int32_t row, std::int32_t now,
                                                 std::int32_t slot) {
   const AtomicWord word = slot_word(layer, row);
-  while (slot != kPending) {
+  while (slot != kPending && slot != failed_at(now)) {
     const Protection protection = slot >= 0 ? protect(layer, slot, row, now) : Protection::stale;
     if (protection == Protection::done) {
       return slot;
@@ -143,14 +146,10 @@ __host__ __device__ inline void publish(const LayerView& layer, std::int32_t slo
   slot_word(layer, row).store(slot, cuda::memory_order_relaxed);
 }
 
-/// Takes a row's slot away and puts it on the stack. No other thread may look rows up or claim slots in the same
-/// launch.
-__device__ inline void release_row(const LayerView& layer, std::int32_t row) {
-  const std::int32_t slot = atomicExch(layer.slot_of + row, kNone);
-  if (slot >= 0) {
-    layer.host_of[slot] = kNone;
-    layer.stamp[slot] = kFree;
-    layer.free_slots[atomicAdd(&layer.replacement->free, 1)] = slot;
+/// Adds to a counter that nobody waits for.
+__device__ inline void count(std::int64_t* counter, std::int32_t number) {
+  if (number != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(number));
   }
 }
 

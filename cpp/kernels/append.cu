@@ -3,7 +3,7 @@
 // A warp per row, 8 rows per block; the same warp then encodes the row's index key, four elements per lane and round.
 // FP8 keys are read twice, first for their largest magnitude, from which the key's power-of-two scale follows, then for
 // the codes; the second time they come from the L1 cache. The scale goes behind the 64 keys of the block. Cost: that
-// of a launch and of a claim.
+// of a launch.
 #include "kernels/append.hpp"
 
 #include "kernels/append_rows.cuh"
@@ -11,6 +11,8 @@
 
 namespace echo {
 namespace {
+
+constexpr int kAppendRows = 8;  ///< of a block, a warp each
 
 __device__ void put_fp8_key(const AppendParams& p, std::int64_t first, std::byte* block, std::int32_t in_block) {
   const std::int32_t dim = p.shape.index_dim;
@@ -52,35 +54,20 @@ __device__ void put_key(const AppendParams& p, std::int32_t row, const KernelErr
   }
 }
 
-__global__ __launch_bounds__(kAppendThreads, 1) void append(AppendParams p, KernelErrorView errors) {
-  __shared__ AppendShared shared;
-  const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kAppendRows;
-  const std::int32_t row = first + warp_index();
-  if (p.index_key != nullptr && warp_index() < kAppendRows && row < p.step.rows) {
+__global__ __launch_bounds__(kAppendRows* kWarp) void append(AppendParams p, KernelErrorView errors) {
+  const std::int32_t row = static_cast<std::int32_t>(blockIdx.x) * kAppendRows + warp_index();
+  if (p.index_key != nullptr && row < p.step.rows) {
     put_key(p, row, errors);
   }
-  if (p.kv == nullptr) {
-    return;
+  if (p.kv != nullptr) {
+    append_row(p, row, errors);
   }
-  if (p.to_slots) {
-    append_to_slots(p, RowScores{}, *p.step.tick, first, shared, errors);
-  }
-  if (warp_index() >= kAppendRows || row >= p.step.rows) {
-    return;
-  }
-  if (!p.to_slots && lane_index() == 0) {
-    const std::int32_t target = new_host_row(p.layer, p.step, row, errors);
-    if (target != kNone) {
-      release_row(p.layer, target);  // what a slot holds of it would be out of date
-    }
-  }
-  append_to_host(p, row, errors);
 }
 
 }  // namespace
 
 void launch_append(const AppendParams& params, const LaunchContext& context) {
-  launch(context, append, blocks_for(params.step.rows, kAppendRows), kAppendThreads, 0, params, context.errors);
+  launch(context, append, blocks_for(params.step.rows, kAppendRows), kAppendRows * kWarp, 0, params, context.errors);
 }
 
 }  // namespace echo

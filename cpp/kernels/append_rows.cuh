@@ -1,14 +1,13 @@
 #pragma once
-// append_rows: new KV rows in their stored format, to their slots and to their host rows (the backup).
+// append_rows: new KV rows in their stored format, to their host rows (the backup) and to the slots of those that have
+// one.
 //
-// A warp per row and place; both get the same words. For the slots, first the maps: rows that have one keep it, the
-// others get one (claim_slots). In a launch that others wait in, other blocks write the host rows: a fence behind
-// stores to the host waits until they have arrived. Lanes encode in step, so that each of their 4-byte words lies next
-// to its neighbour's: stores are 128 bytes wide, also across the link. FP8: groups of 128 elements, four per lane,
-// whose maximum is found by shuffles. Cost: a decode step's rows are a few kilobytes, so this is a launch and a claim;
-// 512 rows of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate, without being waited for.
+// A warp per row; both places get the same words. Lanes encode in step, so that each of their 4-byte words lies next to
+// its neighbour's: stores are 128 bytes wide, also across the link. FP8: groups of 128 elements, four per lane, whose
+// maximum is found by shuffles. Cost: a chain of four loads, since nobody waits for the stores; 512 rows of a prefill
+// write 0.3-0.6 MB to the host, 6-12 us of link time at its rate.
 
-#include "cache_manager/claim_slots.cuh"
+#include "cache_manager/residency.cuh"
 #include "kernels/elements.cuh"
 #include "kernels/params.hpp"
 #include "kernels/ptx/copy.cuh"
@@ -17,31 +16,29 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kAppendRows = 8;  ///< of a block, a warp each
-inline constexpr std::int32_t kAppendThreads = kAppendRows * kWarp + kClaimers;
+/// Where the words of a new row go.
+struct NewRowWords {
+  std::uint32_t* host;
+  std::uint32_t* slot;  ///< null where the row has none
 
-struct AppendShared {
-  std::int32_t missing;
-  std::int32_t rows[kAppendRows];  ///< those that need a slot
-  std::int32_t slots[kAppendRows];
-  ClaimShared claim;
+  __device__ void put(std::int32_t index, std::uint32_t word) const {
+    host[index] = word;
+    if (slot != nullptr) {
+      slot[index] = word;
+    }
+  }
 };
 
-/// Adds to a counter that nobody waits for.
-__device__ inline void count(std::int64_t* counter, std::int32_t number) {
-  if (number != 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(number));
-  }
-}
-
-/// Elements [first, first + count) as bf16, from a word of the row on.
-__device__ inline void put_bf16(const AppendParams& p, std::int64_t first, std::int32_t count, std::uint32_t* words) {
+/// Elements [first, first + count) as bf16, from word `at` of the row on.
+__device__ inline void put_bf16(const AppendParams& p, std::int64_t first, std::int32_t count, const NewRowWords& words,
+                                std::int32_t at) {
   for (std::int32_t i = lane_index(); i < count / 2; i += kWarp) {
-    words[i] = pack_bf16(load_float(p.kv, p.kv_dtype, first + 2 * i), load_float(p.kv, p.kv_dtype, first + 2 * i + 1));
+    words.put(at + i,
+              pack_bf16(load_float(p.kv, p.kv_dtype, first + 2 * i), load_float(p.kv, p.kv_dtype, first + 2 * i + 1)));
   }
 }
 
-__device__ inline void put_fp8(const AppendParams& p, std::int64_t first, std::uint32_t* words) {
+__device__ inline void put_fp8(const AppendParams& p, std::int64_t first, const NewRowWords& words) {
   static_assert(kFp8Group == 4 * kWarp);
   constexpr std::int32_t kAtOnce = 4;  // groups whose elements are under way together
   const std::int32_t groups = p.shape.latent_dim / kFp8Group;
@@ -67,14 +64,14 @@ __device__ inline void put_fp8(const AppendParams& p, std::int64_t first, std::u
         value = scaled_down(value, scale);
       }
       if (done + i < groups) {
-        words[(done + i) * kWarp + lane_index()] = pack_e4m3(values[i][0], values[i][1], values[i][2], values[i][3]);
+        words.put((done + i) * kWarp + lane_index(), pack_e4m3(values[i][0], values[i][1], values[i][2], values[i][3]));
         if (lane_index() == 0) {
-          words[scales + done + i] = bits_of(scale);
+          words.put(scales + done + i, bits_of(scale));
         }
       }
     }
   }
-  put_bf16(p, first + p.shape.latent_dim, p.shape.rope_dim, words + scales + groups);
+  put_bf16(p, first + p.shape.latent_dim, p.shape.rope_dim, words, scales + groups);
 }
 
 /// Fetches what put_row will read into the L2 cache, without waiting.
@@ -88,92 +85,44 @@ __device__ inline void prefetch_row(const AppendParams& p, std::int32_t row) {
 }
 
 /// Encodes the new row `row` of the pass. By one warp.
-__device__ inline void put_row(const AppendParams& p, std::int32_t row, std::byte* to) {
+__device__ inline void put_row(const AppendParams& p, std::int32_t row, const NewRowWords& words) {
   const std::int32_t dim = p.shape.latent_dim + p.shape.rope_dim;
   const std::int64_t first = static_cast<std::int64_t>(row) * dim;
-  auto* words = reinterpret_cast<std::uint32_t*>(to);
   if (p.kv_dtype == DType::u8) {
     const auto* encoded = reinterpret_cast<const std::uint32_t*>(
         row_address(static_cast<const std::byte*>(p.kv), row, p.layer.row_bytes));
     for (std::int32_t i = lane_index(); i < p.layer.row_bytes / 4; i += kWarp) {
-      words[i] = encoded[i];
+      words.put(i, encoded[i]);
     }
   } else if (p.shape.row_format == RowFormat::fp8_656) {
     put_fp8(p, first, words);
   } else if (p.shape.row_format == RowFormat::bf16_1152) {
-    put_bf16(p, first, dim, words);
+    put_bf16(p, first, dim, words, 0);
   } else {
     for (std::int32_t i = lane_index(); i < dim; i += kWarp) {
-      words[i] = bits_of(load_float(p.kv, p.kv_dtype, first + i));
+      words.put(i, bits_of(load_float(p.kv, p.kv_dtype, first + i)));
     }
   }
 }
 
-/// The host row of the new row `row` of the pass, if there is one. By one warp.
-__device__ inline void append_to_host(const AppendParams& p, std::int32_t row, const KernelErrorView& errors) {
-  const std::int32_t target = row < p.step.rows ? new_host_row(p.layer, p.step, row, errors) : kNone;
-  if (target != kNone) {
-    put_row(p, row, row_address(p.layer.slab, target, p.layer.host_stride));
-  }
-}
-
-/// The slots of rows [first, first + kAppendRows) of the pass, those that there are, in tick `now`. By a block of
-/// kAppendThreads. Which rows its claims evict is decided by `scores`. The block must not have stored to host rows: its
-/// fences would wait until those have arrived there.
-__device__ inline void append_to_slots(const AppendParams& p, const RowScores& scores, std::int32_t now,
-                                       std::int32_t first, AppendShared& shared, const KernelErrorView& errors) {
-  const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kAppendRows * kWarp;
-  if (threadIdx.x == 0) {
-    shared.missing = 0;
-  }
-  __syncthreads();
-  if (claimer >= 0) {
-    const ClaimPlace place =
-        claim_place(p.layer, now, static_cast<std::int32_t>(blockIdx.x), static_cast<std::int32_t>(gridDim.x));
-    const Sight ahead = look_ahead(p.layer, scores, now, place, claimer, shared.claim);
-    meet(0, kAppendThreads);
-    if (shared.missing == 0) {
-      return;
-    }
-    const std::int32_t evicted = claim_slots(p.layer, scores, now, place, claimer, ahead, shared.rows, shared.slots,
-                                             shared.missing, shared.claim);
-    meet(0, kAppendThreads);
-    publish_slots(p.layer, now, claimer, shared.rows, shared.slots, shared.claim.given);
-    if (claimer == 0) {
-      count(&p.layer.counters->evictions, evicted);
-    }
+/// Writes the new row `row` of the pass, if there is one, to its host row, and to its slot if it has one. By one warp.
+/// Others may look up rows, claim slots and fetch meanwhile: what begin gave to new rows stays with them.
+__device__ inline void append_row(const AppendParams& p, std::int32_t row, const KernelErrorView& errors) {
+  if (row >= p.step.rows) {
     return;
   }
-
-  const std::int32_t row = first + warp_index();
-  if (row < p.step.rows) {
-    prefetch_row(p, row);
+  prefetch_row(p, row);
+  const std::int32_t target = new_host_row(p.layer, p.step, row, errors);
+  if (target == kNone) {
+    return;
   }
-  const std::int32_t target = row < p.step.rows ? new_host_row(p.layer, p.step, row, errors) : kNone;
-  std::int32_t slot = kNone;
-  std::int32_t listed = kNone;
-  if (lane_index() == 0 && target != kNone) {
+  const std::int32_t slot = slot_word(p.layer, target).load(cuda::memory_order_relaxed);
+  if (slot >= 0 && lane_index() == 0) {
     count(&p.layer.counters->appended, 1);
-    slot = look_up(p.layer, target, now);
-    if (slot == kNone) {
-      listed = atomicAdd(&shared.missing, 1);
-      shared.rows[listed] = target;
-    }
   }
-  meet(0, kAppendThreads);
-  if (shared.missing > 0) {
-    meet(0, kAppendThreads);
-    if (listed != kNone) {
-      slot = shared.slots[listed];
-      if (slot == kNone) {
-        errors.raise(KernelError::pool_exhausted);
-      }
-    }
-  }
-  slot = __shfl_sync(kAllLanes, slot, 0);
-  if (slot >= 0) {
-    put_row(p, row, row_address(p.layer.pool, slot, p.layer.row_bytes));
-  }
+  std::byte* host = row_address(p.layer.slab, target, p.layer.host_stride);
+  std::byte* pool = slot >= 0 ? row_address(p.layer.pool, slot, p.layer.row_bytes) : nullptr;
+  put_row(p, row, {.host = reinterpret_cast<std::uint32_t*>(host), .slot = reinterpret_cast<std::uint32_t*>(pool)});
 }
 
 }  // namespace echo

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cache_manager/owners.cuh"
+#include "cache_manager/begin.cuh"
 #include "cache_manager/recall.cuh"
 #include "cache_manager/release.cuh"
 #include "echo/errors.hpp"
@@ -123,6 +123,23 @@ void CudaBackend::check_rows(const LayerView& layer, std::int32_t rows, std::int
   }
 }
 
+const LayerView* CudaBackend::on_device(std::span<const LayerView> layers) {
+  const Scratch& memory = scratch();
+  require_at_most("layers", std::ssize(layers), memory.sizes().layers);
+  // A runtime's views never change: one upload serves all its calls.
+  if (layers.size() != layers_on_device_.size() ||
+      std::memcmp(layers.data(), layers_on_device_.data(), layers.size_bytes()) != 0) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    ECHO_CUDA_CHECK(cudaStreamIsCapturing(stream_, &status));
+    if (status != cudaStreamCaptureStatusNone) {
+      throw StateError("layers: they have to be used once before a graph with them is captured");
+    }
+    staging_.upload(memory.layers(), layers.data(), layers.size_bytes(), stream_);
+    layers_on_device_.assign(layers.begin(), layers.end());
+  }
+  return memory.layers();
+}
+
 void CudaBackend::use_stream(std::uintptr_t stream) {
   const DeviceGuard guard(device_);
   const auto next = reinterpret_cast<cudaStream_t>(stream);
@@ -180,7 +197,8 @@ void CudaBackend::upload_control(void* device, const void* host, std::size_t byt
 
 void CudaBackend::begin(const BeginParams& params) {
   const DeviceGuard guard(device_);
-  launch_owners(params, context());
+  forecasts_.join(pass());
+  launch_begin(params, params.layers.empty() ? nullptr : on_device(params.layers), context());
 }
 
 void CudaBackend::append(const AppendParams& params) {
@@ -207,6 +225,9 @@ void CudaBackend::score(const ScoreParams& params) {
     launch_score_sm90(params, context());
     return;
   }
+  if (params.index_key != nullptr) {
+    launch_append(keys_of(params), context());
+  }
   launch_index_queries(params, memory.index_queries(), context());
   launch_score(params, memory.index_queries(), context());
 }
@@ -224,7 +245,7 @@ void CudaBackend::clear_next_sift(const ScoreParams& params) {
 void CudaBackend::select(const SelectParams& params) {
   const DeviceGuard guard(device_);
   if (fits_select_cluster(params, select_cluster_)) {
-    return launch_select_cluster(params, select_cluster_, context());
+    return launch_select_cluster(params, select_cluster_, context(/*waits=*/true));
   }
   launch_select(params, context());
 }
@@ -233,7 +254,7 @@ void CudaBackend::recall(const RecallParams& params) {
   const DeviceGuard guard(device_);
   check_rows(params.layer, params.step.rows, params.block.count, params.kv, params.kv_dtype);
   forecasts_.join_pool(params.layer.pool, pass());
-  launch_recall(params, context(/*waits=*/true));
+  launch_recall(params, scratch().sizes().forecast_cap > 0, context(/*waits=*/true));
 }
 
 void CudaBackend::forecast(const ForecastParams& params) {
@@ -280,16 +301,8 @@ void CudaBackend::release(std::span<const LayerView> layers, std::span<const Row
     return;
   }
   forecasts_.join(pass());
-  const Scratch& memory = scratch();
-  require_at_most("layers", std::ssize(layers), memory.sizes().layers);
   const std::vector<RowRun> runs = short_runs(rows, layers.front().host_rows);
-  // A runtime's views never change: one upload serves all its releases.
-  if (layers.size() != released_layers_.size() ||
-      std::memcmp(layers.data(), released_layers_.data(), layers.size_bytes()) != 0) {
-    staging_.upload(memory.layers(), layers.data(), layers.size_bytes(), stream_);
-    released_layers_.assign(layers.begin(), layers.end());
-  }
-  launch_release(memory.layers(), static_cast<std::int32_t>(layers.size()), runs, context());
+  launch_release(on_device(layers), static_cast<std::int32_t>(layers.size()), runs, context());
 }
 
 void CudaBackend::synchronize() {

@@ -93,6 +93,8 @@ class CudaBackend final : public Backend {
   /// What append and recall ask of their rows.
   void check_rows(const LayerView& layer, std::int32_t rows, std::int32_t block_rows, const void* kv,
                   DType kv_dtype) const;
+  /// The layers in device memory, until this is called with others.
+  const LayerView* on_device(std::span<const LayerView> layers);
   /// For a kernel that does not sift.
   void clear_next_sift(const ScoreParams& params);
   /// One copy, or several where the host side is pinned in chunks.
@@ -115,11 +117,11 @@ class CudaBackend final : public Backend {
   KernelErrors errors_;
   StagingRing staging_;
   std::optional<Scratch> scratch_;
-  bool score_sm90_ = false;                 ///< which kernel scores
-  SelectClusterPlan select_cluster_;        ///< how select runs, if it can run that way
-  AttendClusterPlan attend_cluster_;        ///< how attend runs, if it can run that way
-  std::vector<LayerView> released_layers_;  ///< what lies in the scratch for release
-  std::deque<Event> marks_;                 ///< those not known to be done, oldest first
+  bool score_sm90_ = false;                  ///< which kernel scores
+  SelectClusterPlan select_cluster_;         ///< how select runs, if it can run that way
+  AttendClusterPlan attend_cluster_;         ///< how attend runs, if it can run that way
+  std::vector<LayerView> layers_on_device_;  ///< what lies in the scratch for begin and release
+  std::deque<Event> marks_;                  ///< those not known to be done, oldest first
   std::uint64_t marks_done_ = 0;
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cache_manager/layer_view.hpp"
 #include "echo/array.hpp"
@@ -21,7 +22,9 @@ struct alignas(8) BlockOwner {
 /// The control block of a pass, as it lies on the device. Pointers stay the same from pass to pass, so a captured
 /// graph reads the new contents.
 struct StepView {
-  const std::int32_t* tick;         ///< [1] tick of the pass's first row block; block b uses tick + b
+  /// [1] tick of the pass's first row block; block b uses tick + b. The last block's tick + 1 is the stamp of new rows:
+  /// the next pass begins behind it.
+  const std::int32_t* tick;
   const std::int32_t* tokens;       ///< [rows]
   const std::int32_t* positions;    ///< [rows] position of the row's token, kNone = padding row
   const std::int32_t* session;      ///< [rows] index of the row's session in per-session state, kNone = padding
@@ -104,18 +107,19 @@ struct SiftView {
 
 /// begin, once per pass and before its verbs: owners[block] for the blocks that hold the tokens of each batch entry, up
 /// to its last row's position. Of entries that share a block any may be named. And zeroes what the first score of the
-/// pass sifts into.
+/// pass sifts into. In each of `layers`, host rows of the pass's new tokens get slots (a row that has one keeps it),
+/// which nothing takes from them in this pass. They are written by the layer's append or recall.
 struct BeginParams {
   StepView step;
   std::int64_t host_blocks;
-  RowSift* sift_rows = nullptr;        ///< [step.rows], or null
-  std::int32_t* prefetched = nullptr;  ///< one word, or null
+  std::span<const LayerView> layers = {};  ///< in host memory; none in a prefill, whose rows get no slots
+  RowSift* sift_rows = nullptr;            ///< [step.rows], or null
+  std::int32_t* prefetched = nullptr;      ///< one word, or null
 };
 
-/// append: for each row that is no padding, encodes kv and writes it to its host row and, with to_slots, to a slot
-/// (allocated, stamped with *step.tick, mapped; an already mapped row keeps its slot); encodes index_key into its
-/// place in the index cache. kv_dtype u8 means rows are encoded already. kv or index_key may be null: nothing is done
-/// for it.
+/// append: for each row that is no padding, encodes kv and writes it to its host row and, if that has a slot, there
+/// too; encodes index_key into its place in the index cache. kv_dtype u8 means rows are encoded already. kv or
+/// index_key may be null: nothing is done for it.
 struct AppendParams {
   LayerView layer;
   StepView step;
@@ -124,12 +128,12 @@ struct AppendParams {
   DType kv_dtype;
   const void* index_key;  ///< [rows, index_dim] f32/bf16, or null
   DType index_key_dtype;
-  bool to_slots;
 };
 
 /// score: scores[i, s] for rows i of the block and positions s in [0, positions[row]]; what lies behind is
 /// left undefined. Padding rows get nothing. With `sift`, also lists candidates and prefetches rows that are not
-/// resident: those that the pass appends excepted, since their host rows may not be written yet.
+/// resident: those that the pass appends excepted, since their host rows may not be written yet. With `index_key`,
+/// first appends the keys of the pass's rows, as append would.
 struct ScoreParams {
   LayerView layer;
   StepView step;
@@ -141,7 +145,20 @@ struct ScoreParams {
   float* scores;               ///< [block.count, score_stride]
   std::int64_t score_stride;
   SiftView sift = {};
+  const void* index_key = nullptr;  ///< [rows, index_dim] f32/bf16, or null; a block that has all rows of the pass
+  DType index_key_dtype = DType::f32;
 };
+
+/// What score has to append before it scores.
+inline AppendParams keys_of(const ScoreParams& params) {
+  return {.layer = params.layer,
+          .step = params.step,
+          .shape = params.shape,
+          .kv = nullptr,
+          .kv_dtype = DType::f32,
+          .index_key = params.index_key,
+          .index_key_dtype = params.index_key_dtype};
+}
 
 /// select: the exact top_k positions of each row of the block, ascending, then kNone; padding rows all kNone.
 /// kth_score[row] = the top_k-th score, left alone where the row has fewer than top_k tokens.
@@ -159,10 +176,10 @@ struct SelectParams {
 
 /// recall: slots[i, j] = slot of selection[i, j] after making it resident, kNone where the selection is kNone.
 /// No slot that this call uses is given away, and a host row is fetched once however often it is selected.
-/// With `kv`, it also does what append with to_slots does for the rows of the pass (the block is the whole pass then),
-/// apart from index keys: one launch instead of two.
-/// `scores` and `kth_score` are those of the block's select; null where the selection comes from elsewhere. They only
-/// decide which rows are evicted.
+/// With `kv`, it also does what append does for the rows of the pass (the block is the whole pass then), apart from
+/// index keys: one launch instead of two. Those rows have slots since begin, or nobody selects them. `scores` and
+/// `kth_score` are those of the block's select; null where the selection comes from elsewhere. They only decide which
+/// rows are evicted.
 struct RecallParams {
   LayerView layer;
   StepView step;

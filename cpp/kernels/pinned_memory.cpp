@@ -23,7 +23,6 @@ namespace echo {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kChunk = std::size_t{1} << 30;  ///< bytes registered by one call
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -77,12 +76,6 @@ void touch(std::byte* begin, std::size_t bytes) {
   work();
 }
 
-void unregister(std::byte* begin, std::size_t bytes) noexcept {
-  for (std::size_t done = 0; done < bytes; done += kChunk) {
-    ECHO_CUDA_WARN(cudaHostUnregister(begin + done));
-  }
-}
-
 /// Registers all chunks, or none: then says how far it came.
 void register_chunks(std::byte* begin, std::size_t bytes, const std::string& what) {
   cudaError_t error = cudaSuccess;
@@ -91,7 +84,7 @@ void register_chunks(std::byte* begin, std::size_t bytes, const std::string& wha
     return error == cudaSuccess;
   };
   const auto remove = [](std::byte* chunk) { ECHO_CUDA_WARN(cudaHostUnregister(chunk)); };
-  if (const std::size_t done = take_in_chunks(begin, bytes, kChunk, add, remove); done < bytes) {
+  if (const std::size_t done = take_in_chunks(begin, bytes, kPinnedChunk, add, remove); done < bytes) {
     static_cast<void>(cudaGetLastError());
     throw CapacityError(asked(what, bytes) + ", " + std::to_string(done) + " could be registered, then: " +
                         cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + "); all was given back");
@@ -101,7 +94,7 @@ void register_chunks(std::byte* begin, std::size_t bytes, const std::string& wha
 /// Address under which kernels see the region; checks that its chunks follow each other there too.
 std::byte* alias_of(std::byte* begin, std::size_t bytes) {
   std::byte* alias = nullptr;
-  for (std::size_t done = 0; done < bytes; done += kChunk) {
+  for (std::size_t done = 0; done < bytes; done += kPinnedChunk) {
     void* chunk = nullptr;
     ECHO_CUDA_CHECK(cudaHostGetDevicePointer(&chunk, begin + done, 0));
     if (done == 0) {
@@ -120,6 +113,12 @@ PinnedMemory::PinnedMemory(int device) : device_(device), node_(numa_node_of_dev
 void* PinnedMemory::allocate(std::size_t bytes, const std::string& what) {
   const DeviceGuard guard(device_);
   const std::size_t rounded = round_up(bytes, page_bytes());
+  if (const auto kept = PinnedCache::instance().take(rounded, device_)) {
+    return own(*kept);
+  }
+  if (rounded > host_memory_limit()) {
+    PinnedCache::instance().clear();
+  }
   if (const std::size_t limit = host_memory_limit(); rounded > limit) {
     throw CapacityError(asked(what, rounded) + ", " + std::to_string(limit) + " are available");
   }
@@ -128,17 +127,24 @@ void* PinnedMemory::allocate(std::size_t bytes, const std::string& what) {
     prefer_numa_node(begin, rounded, node_);
     touch(begin, rounded);
     register_chunks(begin, rounded, what);
-    try {
-      regions_.emplace(begin, Region{rounded, alias_of(begin, rounded)});
-    } catch (...) {
-      unregister(begin, rounded);
-      throw;
-    }
   } catch (...) {
     munmap(begin, rounded);
     throw;
   }
-  return begin;
+  return own({.begin = begin, .bytes = rounded, .alias = nullptr});
+}
+
+void* PinnedMemory::own(PinnedRegion region) {
+  try {
+    if (region.alias == nullptr) {
+      region.alias = alias_of(region.begin, region.bytes);
+    }
+    regions_.emplace(region.begin, region);
+  } catch (...) {
+    give_back(region, device_);
+    throw;
+  }
+  return region.begin;
 }
 
 void PinnedMemory::deallocate(void* pointer, std::size_t /*bytes*/) noexcept {
@@ -146,17 +152,13 @@ void PinnedMemory::deallocate(void* pointer, std::size_t /*bytes*/) noexcept {
   if (found == regions_.end()) {
     return;
   }
-  try {
-    const DeviceGuard guard(device_);
-    unregister(found->first, found->second.bytes);
-  } catch (const CudaError&) {
-    // The driver is gone, and with it the registration.
+  if (!PinnedCache::instance().put(found->second, device_)) {
+    give_back(found->second, device_);
   }
-  munmap(found->first, found->second.bytes);
   regions_.erase(found);
 }
 
-std::map<std::byte*, PinnedMemory::Region>::const_iterator PinnedMemory::find(const void* pointer) const {
+std::map<std::byte*, PinnedRegion>::const_iterator PinnedMemory::find(const void* pointer) const {
   auto* address = static_cast<std::byte*>(const_cast<void*>(pointer));
   const auto after = regions_.upper_bound(address);
   if (after == regions_.begin()) {
@@ -180,7 +182,7 @@ std::size_t PinnedMemory::copyable(const void* pointer, std::size_t bytes) const
     return bytes;
   }
   const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - found->first);
-  return std::min(bytes, kChunk - offset % kChunk);
+  return std::min(bytes, kPinnedChunk - offset % kPinnedChunk);
 }
 
 }  // namespace echo

@@ -4,13 +4,14 @@
 #include <map>
 #include <string>
 
+#include "kernels/pinned_cache.hpp"
 #include "runtime/memory.hpp"
 
 namespace echo {
 
 /// Host memory that kernels read and write directly: anonymous pages (huge where possible, near the
 /// GPU), touched by all cores, then registered with CUDA in chunks. An allocation takes its bytes
-/// rounded up to pages, nothing more; one that fails leaves nothing behind.
+/// rounded up to pages, nothing more; one that fails leaves nothing behind. What keep_host_memory kept is taken first.
 class PinnedMemory final : public MemoryResource {
  public:
   explicit PinnedMemory(int device);
@@ -25,16 +26,14 @@ class PinnedMemory final : public MemoryResource {
   std::size_t copyable(const void* pointer, std::size_t bytes) const;
 
  private:
-  struct Region {
-    std::size_t bytes;
-    std::byte* alias;
-  };
+  /// Takes charge of a registered region, also by giving it back if that fails.
+  void* own(PinnedRegion region);
   /// The region that holds an address; end() if none does.
-  std::map<std::byte*, Region>::const_iterator find(const void* pointer) const;
+  std::map<std::byte*, PinnedRegion>::const_iterator find(const void* pointer) const;
 
   int device_;
   int node_;
-  std::map<std::byte*, Region> regions_;
+  std::map<std::byte*, PinnedRegion> regions_;
 };
 
 }  // namespace echo

@@ -14,13 +14,16 @@ struct Span {
   std::int32_t count;
   std::int32_t token;
   std::int32_t host_block;
+  bool is_new;  ///< may hold new keys
 };
 
 __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_t done) {
-  Span span{.group = run.queries, .count = min(run.count - done, kWarp), .token = 0, .host_block = kNone};
+  Span span{
+      .group = run.queries, .count = min(run.count - done, kWarp), .token = 0, .host_block = kNone, .is_new = false};
   if (lane_index() < span.count) {
     const std::int32_t block = run.block(done + lane_index());
     span.token = block * kTokensPerBlock;
+    span.is_new = run.is_new(block);
     span.host_block = p.step.block_table[static_cast<std::int64_t>(run.rows.entry) * p.step.table_stride + block];
   }
   return span;
@@ -41,6 +44,7 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
   std::int32_t done = 0;
   bool next = true;  // whether the maker is to go to the next run
   bool more = true;
+  bool appended = p.index_key == nullptr;
 #pragma unroll 1
   for (bool finished = false; !finished;) {
     if (next && more) {
@@ -63,11 +67,16 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
       }
     }
     const unsigned all_good = __ballot_sync(kAllLanes, good);
+    const unsigned with_new = appended ? 0U : __ballot_sync(kAllLanes, now.is_new);
 #pragma unroll 1
     for (std::int32_t i = 0; i < now.count; ++i) {
       const std::int32_t host_block = __shfl_sync(kAllLanes, now.host_block, i);
       const std::int32_t token = __shfl_sync(kAllLanes, now.token, i);
       const bool there = (all_good >> static_cast<unsigned>(i) & 1U) != 0U;
+      if (!appended && (with_new >> static_cast<unsigned>(i) & 1U) != 0U) {
+        shared.new_keys->wait(0);
+        appended = true;
+      }
       if (there || kSift) {  // sifters count on every block of a run
         shared.empty[place.stage].wait(place.parity ^ 1U);
         if (ptx::elect()) {

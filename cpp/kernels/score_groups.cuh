@@ -41,14 +41,22 @@ __device__ inline GroupRows rows_of(const RowGroups& groups, const ScoreParams& 
   return {entry, first, min(first + groups.rows, end)};
 }
 
-/// Scores that a row gets: none if it is padding or out of bounds.
-__device__ inline std::int32_t length_of(const ScoreParams& p, std::int32_t row, const KernelErrorView& errors) {
-  const std::int32_t length = position_of(p.step, row, errors) + 1;
+/// Scores that a row of this position gets: none if it is padding or out of bounds.
+__device__ inline std::int32_t length_at(const ScoreParams& p, std::int32_t position, const KernelErrorView& errors) {
+  const std::int32_t length = checked_position(p.step, position, errors) + 1;
   if (length > p.score_stride) {
     errors.raise(KernelError::bad_position);
     return 0;
   }
   return length;
+}
+
+__device__ inline std::int32_t length_of(const ScoreParams& p, std::int32_t row, const KernelErrorView& errors) {
+  return length_at(p, p.step.positions[row], errors);
+}
+
+__device__ inline std::int32_t blocks_for_length(std::int32_t length) {
+  return static_cast<std::int32_t>((static_cast<std::uint32_t>(length) + kTokensPerBlock - 1U) / kTokensPerBlock);
 }
 
 /// Key blocks of a group: as many as its furthest row needs.
@@ -62,13 +70,25 @@ __device__ inline std::int32_t blocks_of(const ScoreParams& p, const RowGroups& 
       longest = max(longest, length_of(p, row, errors));
     }
   }
-  return static_cast<std::int32_t>((static_cast<std::uint32_t>(longest) + kTokensPerBlock - 1U) / kTokensPerBlock);
+  return blocks_for_length(longest);
 }
 
 /// The same as a function of its own, for what most calls never come to: short code stays in the instruction cache.
 __device__ __noinline__ inline std::int32_t far_blocks_of(const ScoreParams& p, const RowGroups& groups,
                                                           const KernelErrorView& errors, std::int32_t group) {
   return blocks_of(p, groups, errors, group);
+}
+
+/// Of groups lane and kWarp + lane, where there are more than kWarp: both rows' positions are loaded at once.
+__device__ __noinline__ inline int2 blocks_of_two(const ScoreParams& p, const RowGroups& groups,
+                                                  const KernelErrorView& errors) {
+  const std::int32_t second = kWarp + lane_index();
+  if (p.step.query_rows > 1) {
+    return {blocks_of(p, groups, errors, lane_index()), blocks_of(p, groups, errors, second)};
+  }
+  const std::int32_t first_position = p.step.positions[rows_of(groups, p, lane_index()).first];
+  const std::int32_t position = second < groups.count ? p.step.positions[rows_of(groups, p, second).first] : kNone;
+  return {blocks_for_length(length_at(p, first_position, errors)), blocks_for_length(length_at(p, position, errors))};
 }
 
 /// Which key blocks of the groups a list has.
@@ -80,7 +100,13 @@ class GroupWalk {
   /// Measures the groups.
   __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors)
       : p_(p), groups_(groups), errors_(errors) {
-    blocks_ = blocks_of(p, groups, errors, lane_index());
+    if (groups.count <= kWarp) {
+      blocks_ = blocks_of(p, groups, errors, lane_index());
+    } else {
+      const int2 blocks = blocks_of_two(p, groups, errors);
+      blocks_ = blocks.x;
+      next_blocks_ = blocks.y;
+    }
     total_ = add_up(KeyList::all);
   }
 
@@ -92,8 +118,9 @@ class GroupWalk {
   /// Goes to the next one.
   __device__ bool next();
 
-  /// First block of the group's sample.
-  __device__ std::int32_t sampled() const { return first_sampled(__shfl_sync(kAllLanes, blocks_, group_ - chunk_)); }
+  /// Key blocks of the group, and the first of its sample.
+  __device__ std::int32_t blocks() const { return __shfl_sync(kAllLanes, blocks_, group_ - chunk_); }
+  __device__ std::int32_t sampled() const { return first_sampled(blocks()); }
   __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
   /// Numbers [first, first + count) of the group's in the list are this thread block's.
   __device__ std::int32_t first() const { return first_; }
@@ -107,13 +134,17 @@ class GroupWalk {
     const std::int32_t samples = (blocks + kSampleEvery - 1 - first_sampled(blocks)) / kSampleEvery;
     return list == KeyList::samples ? samples : blocks - samples;
   }
+  /// Key blocks of group chunk + lane.
+  __device__ std::int32_t blocks_in(std::int32_t chunk) const {
+    return chunk == kWarp ? next_blocks_ : far_blocks_of(p_, groups_, errors_, chunk + lane_index());
+  }
   /// Of all groups. The lanes know of the first ones.
   __device__ std::uint32_t add_up(KeyList list) const {
     std::uint32_t sum = __reduce_add_sync(kAllLanes, static_cast<unsigned>(listed(list, blocks_)));
     if (groups_.count > kWarp) {
 #pragma unroll 1
       for (std::int32_t chunk = kWarp; chunk < groups_.count; chunk += kWarp) {
-        const std::int32_t blocks = far_blocks_of(p_, groups_, errors_, chunk + lane_index());
+        const std::int32_t blocks = blocks_in(chunk);
         sum += __reduce_add_sync(kAllLanes, static_cast<unsigned>(listed(list, blocks)));
       }
     }
@@ -123,7 +154,7 @@ class GroupWalk {
   __device__ void load_chunk(std::int32_t chunk) {
     if (chunk != chunk_) {
       chunk_ = chunk;
-      blocks_ = far_blocks_of(p_, groups_, errors_, chunk + lane_index());
+      blocks_ = blocks_in(chunk);
     }
     up_to_ = inclusive_warp_sum(listed(list_, blocks_));
   }
@@ -154,11 +185,12 @@ class GroupWalk {
   const RowGroups& groups_;
   const KernelErrorView& errors_;
   std::uint32_t total_;
-  KeyList list_ = KeyList::all;  ///< that is walked
-  std::int32_t left_ = 0;        ///< of this thread block's part, the current group's included
-  std::int32_t chunk_ = 0;       ///< first of the 32 groups that lanes know of
-  std::int32_t blocks_ = 0;      ///< key blocks of group chunk_ + lane
-  std::int32_t up_to_ = 0;       ///< in the list, of that group and of the chunk's before it
+  KeyList list_ = KeyList::all;   ///< that is walked
+  std::int32_t left_ = 0;         ///< of this thread block's part, the current group's included
+  std::int32_t chunk_ = 0;        ///< first of the 32 groups that lanes know of
+  std::int32_t blocks_ = 0;       ///< key blocks of group chunk_ + lane
+  std::int32_t next_blocks_ = 0;  ///< of group kWarp + lane
+  std::int32_t up_to_ = 0;        ///< in the list, of that group and of the chunk's before it
   std::int32_t group_ = 0;
   std::int32_t first_ = 0;
   std::int32_t count_ = 0;

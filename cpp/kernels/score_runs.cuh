@@ -19,6 +19,7 @@ struct Run {
   std::int32_t queries;  ///< counts the changes of the group; where its queries are follows from that
   GroupRows rows;
   std::int32_t sampled;  ///< first block of the group's sample
+  std::int32_t blocks;   ///< of the group
   std::int32_t first;    ///< in the numbering of this kind
   std::int32_t count;
   std::int32_t before;  ///< key blocks of the runs before
@@ -31,6 +32,16 @@ struct Run {
            : kind == RunKind::sample ? number * kSampleEvery + sampled
                                      : number + (number + kSampleEvery - 1 - sampled) / (kSampleEvery - 1);
   }
+  /// Whether a block of the group is one of the run.
+  __device__ bool has(std::int32_t block) const {
+    const bool in_sample = block % kSampleEvery == sampled;
+    const std::int32_t samples = (block + kSampleEvery - 1 - sampled) / kSampleEvery;  // below the block
+    const std::int32_t number = kind == RunKind::all ? block : kind == RunKind::sample ? samples : block - samples;
+    return (kind == RunKind::all || in_sample == (kind == RunKind::sample)) && number >= first &&
+           number < first + count;
+  }
+  /// Whether a block may hold tokens that the pass appends: one of each of the rows, the last ones of the session.
+  __device__ bool is_new(std::int32_t block) const { return block >= blocks - (rows.last - rows.first > 1 ? 2 : 1); }
 };
 
 /// What a lane sees of a word of shared memory that another warp writes, and what was stored before it.
@@ -149,6 +160,7 @@ class RunMaker {
               .queries = queries,
               .rows = rows,
               .sampled = kSift ? walk_.sampled() : 0,
+              .blocks = walk_.blocks(),
               .first = walk_.first(),
               .count = walk_.count(),
               .before = before};
@@ -162,6 +174,7 @@ class RunMaker {
            .queries = -1,
            .rows = {kNone, kNone, kNone},
            .sampled = 0,
+           .blocks = 0,
            .first = 0,
            .count = 0,
            .before = 0};

@@ -9,8 +9,11 @@
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
 // to, the loaders also sift (score_sift.cuh), and the order of the blocks is another.
 // Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
-// 64 heads, a row per session: 3.9 us for 1 x 16K tokens, 7.2 for 1 x 100K, 49 for 13 x 100K, 228 for 64 x 100K; with
-// two rows per session 52 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
+// 64 heads, a row per session: 3.9 us for 1 x 16K tokens, 6.5 for 1 x 100K, 48 for 13 x 100K, 221 to 226 for 64 x 100K;
+// with two rows per session 51 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37. In one
+// run, of 48.5 and 226 for 13 and 64 x 100K, storing the scores took 3.7 and 18, the arithmetic 0.6 and 4. Scores are
+// 3 % of the bytes; it seems that the L2 cache writes them back while keys are read. Where calls came behind one that
+// read keys without the hint to give them up first, 13 x 100K took 44.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -21,6 +24,7 @@
 #include "kernels/launch.cuh"
 #include "kernels/score_fetch.cuh"
 #include "kernels/score_multiply.cuh"
+#include "kernels/score_new_keys.cuh"
 #include "kernels/score_prefetch.cuh"
 #include "kernels/score_sm90.hpp"
 #include "kernels/score_stages.cuh"
@@ -87,6 +91,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       announce(kBarriersMade, kScoreThreads);
     }
     wait_for_kernel_before();
+    let_next_kernel_begin();
     RunMaker<kSift> maker(p, groups, errors);
     const bool any = maker.begin();
     if (kSift && warp == kFetcher && any) {
@@ -105,6 +110,9 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     if (warp == kFetcher) {
       fetch_keys<kSift>(keys, p, maker, shared, &sift->runs, errors);  // on their way while queries are loaded
     } else if (warp > kFetcher) {
+      if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
+        append_new_keys(p, maker, shared, errors);
+      }
       load_and_sift<kHeads, kSift>(p, maker, shared, errors);
     } else {
       load_first_queries<kHeads>(p, maker.run().rows, shared, errors);

@@ -20,7 +20,7 @@ inline constexpr int kBuffers = 2;               ///< of queries
 inline constexpr int kMostColumns = 512;         ///< rows x heads of a group
 inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can have
 inline constexpr int kStageBytes = 9 * 1024;     ///< a block of keys, on a multiple of the swizzle's 1024 bytes
-inline constexpr int kMostStages = 12;           ///< 12 blocks on their way keep memory busy
+inline constexpr int kMostStages = 12;           ///< 12 blocks on their way keep memory busy; 9 do as well, 6 do not
 static_assert(kMostStages % kMultipliers == 0);
 static_assert(kMapRowBytes == ptx::kSwizzleRow && kTokensPerBlock == 64 && kMapBlockBytes <= kStageBytes);
 
@@ -44,7 +44,7 @@ struct ScoreSizes {
   ECHO_HOST_DEVICE std::int32_t length_bytes() const { return (group_rows + 2 + 3) / 4 * 16; }
   /// What does not depend on the number of stages.
   ECHO_HOST_DEVICE std::int32_t fixed_bytes() const {
-    return sift_bytes +
+    return sift_bytes + static_cast<int>(sizeof(ptx::Mbarrier)) +
            kBuffers * (query_bytes() + weight_bytes() + length_bytes() + 2 * static_cast<int>(sizeof(ptx::Mbarrier)));
   }
   ECHO_HOST_DEVICE static std::int32_t stage_bytes() {
@@ -87,6 +87,7 @@ struct ScoreStages {
   ptx::Mbarrier* empty;          ///< [stages] a warpgroup has read them
   ptx::Mbarrier* queries_full;   ///< [kBuffers]
   ptx::Mbarrier* queries_empty;  ///< [kBuffers] all warpgroups have left the group
+  ptx::Mbarrier* new_keys;       ///< those that this thread block had to write are there
 
   __device__ explicit ScoreStages(ScoreSizes sizes_) : sizes(sizes_), stages(sizes.stages()) {
     extern __shared__ __align__(1024) std::byte memory[];
@@ -100,6 +101,7 @@ struct ScoreStages {
     empty = full + stages;
     queries_full = empty + stages;
     queries_empty = queries_full + kBuffers;
+    new_keys = queries_empty + kBuffers;
   }
 
   __device__ GroupQueries queries_of(std::int32_t group) const {
@@ -115,6 +117,9 @@ struct ScoreStages {
       for (int i = warp; i < stages; i += warps) {
         full[i].init(1);
         empty[i].init(kGroupWarps);
+      }
+      if (warp == 0) {
+        new_keys->init(1);
       }
       if (warp >= warps - kBuffers) {
         const int buffer = warps - 1 - warp;

@@ -7,9 +7,11 @@
 // short or too long (many ties, or scores that the sample says nothing about), the cluster searches all scores: is the
 // bound the k-th score itself? Else three digits as in select.cu, from histograms over the cluster; then blocks count
 // and write their parts in order. Bits do not depend on the way taken.
-// Shared memory: the list (64 KB for k up to 2048), 10 bytes per 64 positions, a histogram.
-// Cost on an H200 (bench/results/select.json), k = 2048 of 102,400 scores: 10.6 us for a row, 12.4 for 13, 24 for 102;
-// from score's list of 1.5 k tokens 6.5, 6.8 and 7.7; 28 to 29 for 13 rows in which most scores are equal.
+// Shared memory: the list (64 KB for k up to 2048), 8 bytes per 64 positions, a histogram.
+// Cost on an H200, k = 2048 of 102,400 scores: 11.0 us for a row, 12.0 for 13, 25 for 102; from score's list of 1.5 k
+// tokens 5.5, 5.6 and 6.7. An empty kernel of this grid takes 0.6, one that loads a list and writes as many positions
+// 1.4. The rest is spent step by step: all warps run through all of them, so that each instruction of a step takes a
+// scheduler eight cycles. It is not the fetching of code: a second selection in the same launch takes as long.
 #include "kernels/select_cluster.hpp"
 
 #include <algorithm>
@@ -32,16 +34,23 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
                                                               const __grid_constant__ Layout layout,
                                                               const __grid_constant__ KernelErrorView errors) {
 #if __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(16) std::byte memory[];
+  extern __shared__ __align__(16) std::byte bytes[];
+  const Memory memory(bytes, layout);
   const auto index = static_cast<std::int32_t>(ptx::cluster_index());
   const std::uint32_t rank = ptx::cluster_rank();
   const std::uint32_t blocks = ptx::cluster_size();
-  prepare(*reinterpret_cast<Shared*>(memory), rank, blocks);
+  const bool sifts = p.sift.rows != nullptr;
+  if (!sifts) {  // else most clusters do not come to that
+    prepare(memory.shared, rank, blocks);
+  }
   wait_for_kernel_before();
-  const Sifted sifted(p.sift, index, rank == 0);
-  const std::int32_t k = p.shape.top_k;
   const std::int32_t row_index = p.block.first + index;
-  std::int32_t length = position_of(p.step, row_index, errors) + 1;
+  const Sifted sifted(p.sift, index, rank == 0, p.step.positions + row_index);
+  if (rank == 0) {
+    memory.clear_for_list();
+  }
+  const std::int32_t k = p.shape.top_k;
+  std::int32_t length = checked_position(p.step, sifted.position(), errors) + 1;
   if (length > p.score_stride) {
     errors.raise(KernelError::bad_position);
     length = 0;
@@ -54,17 +63,40 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
                 .rank = rank,
                 .blocks = blocks};
   const bool whole = sifted.whole(row, min(p.sift.capacity, layout.capacity));
-  __syncwarp();
-  ptx::cluster_wait();
-  if (p.sift.rows != nullptr && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
-    add_to(p.counters->candidates, sifted.found);
+  const std::int32_t found = sifted.found();
+  if (sifts && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
+    add_to(p.counters->candidates, found);
     add_to(p.counters->full_selects, length >= k && !whole ? 1 : 0);
   }
-  if (length >= k && (rank == 0 || !whole)) {
-    select_row(row, sifted, whole, {memory, layout, length});
-  } else if (length < k && rank == 0) {
-    write_all<kThreads>(length, k, row.selection);
+  if (length < k) {
+    if (rank == 0) {
+      write_all<kThreads>(length, k, row.selection);
+    }
+    return;
   }
+  std::uint32_t bound = sifted.bound();
+  List list;
+  if (whole) {
+    if (rank != 0) {
+      return;
+    }
+    list = sifted.list(length, memory.entries);
+  } else {
+    if (sifts) {
+      prepare(memory.shared, rank, blocks);
+    }
+    ptx::cluster_wait();
+    list_row(row, memory, bound);
+    if (has_to_search(row, memory)) {
+      return search_all(row, bound, memory);
+    }
+    if (rank != 0) {
+      return;
+    }
+    list = held_list(memory);
+  }
+  __syncthreads();
+  select_listed(row, list, bound, memory);
 #endif
 }
 
@@ -73,13 +105,13 @@ constexpr std::size_t kSharedBytes = 227 * 1024;
 /// Room for 4 k tokens or what fits beside the bitmap, at least 2 k; a capacity of 0: that does not fit.
 Layout layout_of(const SelectParams& params) {
   const std::int32_t k = params.shape.top_k;
-  constexpr std::int64_t kStep = kGroupBits * Bitmap::kOwn;
-  const std::int64_t groups = (params.score_stride + kStep - 1) / kStep * Bitmap::kOwn;
+  constexpr std::int64_t kStep = 2 * kGroupBits;
+  const std::int64_t groups = (params.score_stride + kStep - 1) / kStep * 2;
   if (k > kLargestK || groups > static_cast<std::int64_t>(kSharedBytes / sizeof(std::uint64_t))) {
     return {};
   }
   for (std::int32_t capacity = std::max(8192, 4 * k); capacity >= std::max(2 * k, kBins); capacity -= 1024) {
-    const Layout layout{capacity, static_cast<std::int32_t>(groups), std::max((k + 3) / 4 * 4, kBins)};
+    const Layout layout{capacity, static_cast<std::int32_t>(groups)};
     if (layout.bytes() <= kSharedBytes) {
       return layout;
     }

@@ -13,7 +13,7 @@
 namespace echo::top_k {
 
 inline constexpr std::int32_t kVectorScores = 4;
-inline constexpr int kVectors = 8;  ///< that a thread has in flight
+inline constexpr int kVectors = 4;  ///< that a thread has in flight
 inline constexpr std::int32_t kVectorStep = kListThreads * kVectorScores;
 inline constexpr std::int32_t kBatch = kVectors * kVectorStep;
 
@@ -183,7 +183,7 @@ struct Batch {
     return bits;
   }
 };
-static_assert(kVectors * kVectorScores == 32);
+static_assert(kVectors * kVectorScores <= 32);
 
 /// A thread's scores that reach the bound, taken a few at a time. They were loaded just now: these are loaded again,
 /// from the first-level cache, rather than picked from registers.

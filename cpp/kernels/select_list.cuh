@@ -1,19 +1,18 @@
 #pragma once
-// The top-k of a list of scored tokens in shared memory, in any order, by a block.
+// The top-k of a list of scored tokens, in any order, by a block.
 //
 // An entry is the ordered key above the complement of the position: entries are distinct, and the larger of two is the
-// one that is selected, ties included. All keys are at or above a bound. Entries are counted in bins that are the
-// wider the further above the bound they lie, 64 for each power of two; a bin that holds the k-th and many others is
-// divided further. Few entries are compared with each other. What is selected is marked in a bitmap over the row's
-// positions; the marks before an entry's own are its place in the selection.
-// Cost: three rounds over the list by one multiprocessor, each bound by the banks of shared memory that entries meet
-// in; two prefix sums; seven barriers.
+// one that is selected, ties included. All keys are at or above a bound. Threads hold the first entries in registers;
+// what does not fit there is in shared memory. Entries are counted in bins that are the wider the further above the
+// bound they lie, 64 for each power of two; a bin that holds the k-th and many others is divided further. Few entries
+// are compared with each other. What is selected is marked in a bitmap over the row's positions, and written from it.
+// Cost: two rounds over the list by one multiprocessor, two over the bitmap, two prefix sums, six barriers.
 
 #include "kernels/select_passes.cuh"
 
 namespace echo::top_k {
 
-inline constexpr int kListThreads = 512;
+inline constexpr int kListThreads = 1024;
 inline constexpr int kListWarps = kListThreads / kWarp;
 inline constexpr int kFew = 128;
 inline constexpr std::int32_t kGroupBits = 64;  ///< positions that are counted together
@@ -43,87 +42,133 @@ __device__ inline Range coarse_range(std::uint32_t bin, std::uint32_t bound) {
   return {static_cast<std::uint64_t>(bound + distance) << 32, 32 + max(shift, 1)};
 }
 
-/// Calls visit(entry) for all entries of a list, four of a thread at a time.
-template <typename Visit>
-__device__ inline void for_each_entry(const std::uint64_t* list, std::int32_t count, Visit visit) {
-  constexpr std::int32_t kTogether = 4;
-#pragma unroll 1
-  for (auto first = static_cast<std::int32_t>(threadIdx.x); first < count; first += kTogether * kListThreads) {
-    std::uint64_t entries[kTogether];
+/// A list: entry i < kHeld * kListThreads is held by thread i % kListThreads, the others lie in shared memory.
+struct List {
+  static constexpr std::int32_t kHeld = 4096 / kListThreads;
+
+  std::uint64_t held[kHeld];     ///< 0, which is no entry, behind the end
+  const std::uint64_t* entries;  ///< [count], of which those that are held are not looked at
+  std::int32_t count;
+
+  /// Holds the first of the entries.
+  __device__ void hold() {
 #pragma unroll
-    for (std::int32_t i = 0; i < kTogether; ++i) {
-      const std::int32_t at = first + i * kListThreads;
-      entries[i] = at < count ? list[at] : 0U;
+    for (std::int32_t i = 0; i < kHeld; ++i) {
+      const std::int32_t at = index_of(i);
+      held[i] = at < count ? entries[at] : 0U;
     }
+  }
+  /// Calls visit(entry) for all entries.
+  template <typename Visit>
+  __device__ void for_each(Visit visit) const {
 #pragma unroll
-    for (std::int32_t i = 0; i < kTogether; ++i) {
-      if (first + i * kListThreads < count) {
-        visit(entries[i]);
+    for (std::int32_t i = 0; i < kHeld; ++i) {
+      if (index_of(i) < count) {
+        visit(held[i]);
+      }
+    }
+#pragma unroll 1
+    for (std::int32_t at = index_of(kHeld); at < count; at += kListThreads) {
+      visit(entries[at]);
+    }
+  }
+  /// Calls see(entry) for all entries, and for 0, and then act(entry) for those, a few, of which that was true: no
+  /// branch for each.
+  template <typename See, typename Act>
+  __device__ void for_few(See see, Act act) const {
+    std::uint32_t few = 0;
+#pragma unroll
+    for (std::int32_t i = 0; i < kHeld; ++i) {
+      few |= see(held[i]) ? 1U << i : 0U;
+    }
+#pragma unroll 1
+    for (; few != 0U; few &= few - 1U) {
+      std::uint64_t entry = 0;
+#pragma unroll
+      for (std::int32_t i = 0; i < kHeld; ++i) {
+        entry = (few & (0U - few)) == 1U << i ? held[i] : entry;
+      }
+      act(entry);
+    }
+#pragma unroll 1
+    for (std::int32_t at = index_of(kHeld); at < count; at += kListThreads) {
+      if (see(entries[at])) {
+        act(entries[at]);
       }
     }
   }
-}
+  /// Index of a thread's i-th entry.
+  __device__ static std::int32_t index_of(std::int32_t i) {
+    return static_cast<std::int32_t>(threadIdx.x) + i * kListThreads;
+  }
+};
 
 /// Positions of a row as bits, in shared memory.
 struct Bitmap {
-  static constexpr std::int32_t kOwn = 4;  ///< groups that a thread takes at a time
-
-  std::uint64_t* groups;  ///< [count] 64 positions each
-  std::uint16_t* before;  ///< [count] marked positions of the groups before
-  std::int32_t count;     ///< a multiple of kOwn
+  std::uint64_t* groups;  ///< [count] kGroupBits positions each
+  std::int32_t count;     ///< even
 
   __device__ void clear() const {
+#pragma unroll 1
     for (auto i = static_cast<std::int32_t>(threadIdx.x); i < count / 2; i += kListThreads) {
       reinterpret_cast<uint4*>(groups)[i] = uint4{0U, 0U, 0U, 0U};
     }
   }
   __device__ void mark(std::int32_t position) const {
-    atomicOr(reinterpret_cast<std::uint32_t*>(groups) + position / 32, 1U << (position % 32));
+    const auto place = static_cast<std::uint32_t>(position);
+    atomicOr(reinterpret_cast<std::uint32_t*>(groups) + place / 32U, 1U << place % 32U);
   }
-  /// Marked positions before this one.
-  __device__ std::int32_t rank(std::int32_t position) const {
-    const std::int32_t i = position / kGroupBits;
-    return before[i] + __popcll(groups[i] & ((std::uint64_t{1} << (position % kGroupBits)) - 1U));
-  }
-  /// Fills `before`, once all is marked; complete for all threads. For `sums` see sum_before.
-  __device__ void count_marks(std::int32_t* sums) const {
-    const std::int32_t per_thread = (count / kOwn + kListThreads - 1) / kListThreads * kOwn;
-    const std::int32_t first = static_cast<std::int32_t>(threadIdx.x) * per_thread;
+  /// Writes the marked positions below `length` in order, no more than k, once all is marked for all threads. A warp
+  /// takes a part of them, a lane a group after the other. For `sums` see sum_before_warp.
+  __device__ void write(std::int32_t length, std::int32_t k, std::int32_t* sums, std::int32_t* selection) const {
+    const std::int32_t used = (length + kGroupBits - 1) / kGroupBits;
+    const std::int32_t size = (used + kListThreads - 1) / kListThreads * kWarp;
+    const std::int32_t end = min((warp_index() + 1) * size, used);
     std::int32_t own = 0;
-    for (std::int32_t i = first; i < min(first + per_thread, count); i += kOwn) {
-      const Marks marks(groups + i);
-      own += marks.before_fourth + marks.fourth;
+#pragma unroll 1
+    for (std::int32_t i = warp_index() * size + lane_index(); i < end; i += kWarp) {
+      own += __popcll(groups[i]);
     }
-    std::int32_t next = sum_before<kListThreads>(own, sums);
-    for (std::int32_t i = first; i < min(first + per_thread, count); i += kOwn) {
-      const Marks marks(groups + i);
-      *reinterpret_cast<ushort4*>(before + i) =
-          ushort4{static_cast<std::uint16_t>(next), static_cast<std::uint16_t>(next + marks.before_second),
-                  static_cast<std::uint16_t>(next + marks.before_third),
-                  static_cast<std::uint16_t>(next + marks.before_fourth)};
-      next += marks.before_fourth + marks.fourth;
+    std::int32_t next = sum_before_warp(own, sums);
+#pragma unroll 1
+    for (std::int32_t first = warp_index() * size; first < end; first += 2 * kWarp) {
+      std::uint64_t marks[2];
+      std::uint32_t counts = 0;  // two in a word
+#pragma unroll
+      for (std::int32_t i = 0; i < 2; ++i) {
+        const std::int32_t at = first + i * kWarp + lane_index();
+        marks[i] = at < end ? groups[at] : 0U;
+        counts |= static_cast<std::uint32_t>(__popcll(marks[i])) << (i * 16);
+      }
+      counts = inclusive_warp_sum(counts);
+#pragma unroll
+      for (std::int32_t i = 0; i < 2; ++i) {
+        const auto up_to = static_cast<std::int32_t>(counts >> (i * 16) & 0xFFFFU);
+        if (next + up_to <= k) {  // always, if no token is listed twice
+          const std::int32_t position = (first + i * kWarp + lane_index()) * kGroupBits;
+          std::int32_t* to = selection + next + up_to;
+          to = write_word(static_cast<std::uint32_t>(marks[i] >> 32), position + 32, to);
+          write_word(static_cast<std::uint32_t>(marks[i]), position, to);
+        }
+        next += __shfl_sync(kAllLanes, up_to, kWarp - 1);
+      }
     }
-    __syncthreads();
   }
 
  private:
-  /// Of four groups.
-  struct Marks {
-    std::int32_t before_second;
-    std::int32_t before_third;
-    std::int32_t before_fourth;
-    std::int32_t fourth;
-
-    __device__ explicit Marks(const std::uint64_t* four) {
-      const uint4 low = reinterpret_cast<const uint4*>(four)[0];
-      const uint4 high = reinterpret_cast<const uint4*>(four)[1];
-      before_second = __popc(low.x) + __popc(low.y);
-      before_third = before_second + __popc(low.z) + __popc(low.w);
-      before_fourth = before_third + __popc(high.x) + __popc(high.y);
-      fourth = __popc(high.z) + __popc(high.w);
+  /// Writes the marks of 32 positions from `first` on to the places before `to`, from the last one on: to find the
+  /// highest bit takes one instruction. Returns its place.
+  __device__ static std::int32_t* write_word(std::uint32_t marks, std::int32_t first, std::int32_t* to) {
+#pragma unroll 1
+    while (marks != 0U) {
+      const int bit = 31 - __clz(static_cast<int>(marks));
+      marks ^= 1U << bit;
+      *--to = first + bit;
     }
-  };
+    return to;
+  }
 };
+static_assert(kWarp * kGroupBits < 1 << 16);
 
 /// Shared memory of a search in a list.
 struct ListSearch {
@@ -132,19 +177,14 @@ struct ListSearch {
   std::int32_t few_count;  ///< zero before
 };
 
-/// Counts the list's entries by coarse bins, in a histogram that is clear.
-__device__ inline void count_list(const std::uint64_t* list, std::int32_t count, std::uint32_t bound,
-                                  std::int32_t* histogram) {
-  for_each_entry(list, count,
-                 [&](std::uint64_t entry) { atomicAdd(histogram + coarse_bin(key_of(entry) - bound), 1); });
-}
-
 /// Marks the `wanted` largest of the few entries and finds the last of them: a warp takes an entry.
 __device__ inline void mark_few(std::int32_t wanted, const Bitmap& bitmap, ListSearch& search) {
   const std::int32_t count = min(search.few_count, kFew);
+#pragma unroll 1
   for (std::int32_t i = warp_index(); i < count; i += kListWarps) {
     const std::uint64_t entry = search.few[i];
     std::int32_t larger = 0;
+#pragma unroll 1
     for (std::int32_t first = 0; first < count; first += kWarp) {
       const std::int32_t j = first + lane_index();
       larger += __popc(__ballot_sync(kAllLanes, j < count && search.few[j] > entry));
@@ -158,18 +198,20 @@ __device__ inline void mark_few(std::int32_t wanted, const Bitmap& bitmap, ListS
   }
 }
 
-/// Marks the k largest entries and returns the k-th, complete for all threads. The histogram is that of count_list;
+/// Marks the k largest entries and returns the k-th, complete for all threads. The histogram is clear, for all threads;
 /// 1 <= k <= count.
-__device__ inline std::uint64_t mark_largest(const std::uint64_t* list, std::int32_t count, std::int32_t k,
-                                             std::uint32_t bound, const Bitmap& bitmap, ListSearch& search, Scan& scan,
+__device__ inline std::uint64_t mark_largest(const List& list, std::int32_t k, std::uint32_t bound,
+                                             const Bitmap& bitmap, ListSearch& search, Scan& scan,
                                              std::int32_t* histogram) {
+  list.for_each([&](std::uint64_t entry) { atomicAdd(histogram + coarse_bin(key_of(entry) - bound), 1); });
+  __syncthreads();
   Digit digit = find_digit<kListThreads>(histogram, k, scan);
   Range range = coarse_range(digit.value, bound);
   while (digit.count > kFew && range.bits > 0) {
     const int shift = max(0, range.bits - kDigitBits);
     clear<kListThreads>(histogram);
     __syncthreads();
-    for_each_entry(list, count, [&](std::uint64_t entry) {
+    list.for_each([&](std::uint64_t entry) {
       const std::uint64_t distance = entry - range.first;
       if (distance >> range.bits == 0U) {
         atomicAdd(histogram + (distance >> shift), 1);
@@ -179,41 +221,25 @@ __device__ inline std::uint64_t mark_largest(const std::uint64_t* list, std::int
     digit = find_digit<kListThreads>(histogram, digit.wanted, scan);
     range = {range.first + (static_cast<std::uint64_t>(digit.value) << shift), shift};
   }
+  const std::uint64_t first = max(range.first, std::uint64_t{1});
   const std::uint64_t last = range.first + ((std::uint64_t{1} << range.bits) - 1U);
-  for_each_entry(list, count, [&](std::uint64_t entry) {
+  const auto mark_larger = [&](std::uint64_t entry) {
     if (entry > last) {
       bitmap.mark(position_in(entry));
-    } else if (entry >= range.first) {
-      const std::int32_t at = atomicAdd(&search.few_count, 1);
-      if (at < kFew) {
-        search.few[at] = entry;
-      }
     }
-  });
+    return entry >= first && entry <= last;
+  };
+  const auto add_to_few = [&](std::uint64_t entry) {
+    const std::int32_t at = atomicAdd(&search.few_count, 1);
+    if (at < kFew) {
+      search.few[at] = entry;
+    }
+  };
+  list.for_few(mark_larger, add_to_few);
   __syncthreads();
   mark_few(digit.wanted, bitmap, search);
   __syncthreads();
   return search.found;
-}
-
-/// Writes the marked positions in order: those of the k entries from `least` on. `sorted` has room for k.
-__device__ inline void write_in_order(const std::uint64_t* list, std::int32_t count, std::uint64_t least,
-                                      std::int32_t k, const Bitmap& bitmap, std::int32_t* sums, std::int32_t* sorted,
-                                      std::int32_t* selection) {
-  bitmap.count_marks(sums);
-  for_each_entry(list, count, [&](std::uint64_t entry) {
-    if (entry >= least) {
-      const std::int32_t position = position_in(entry);
-      const std::int32_t rank = bitmap.rank(position);
-      if (rank < k) {  // always, if no token is listed twice
-        sorted[rank] = position;
-      }
-    }
-  });
-  __syncthreads();
-  for (auto j = static_cast<std::int32_t>(threadIdx.x); j < k; j += kListThreads) {
-    selection[j] = sorted[j];
-  }
 }
 
 }  // namespace echo::top_k

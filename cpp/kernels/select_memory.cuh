@@ -11,8 +11,7 @@ inline constexpr std::int32_t kLargestCluster = 16;
 /// Sizes that the host chooses; the arrays follow Shared in this order.
 struct Layout {
   std::int32_t capacity;  ///< entries of the list; while all scores are searched, the histogram of the cluster
-  std::int32_t groups;    ///< of the bitmap
-  std::int32_t sorted;    ///< words of the block's histogram, or of the sorted selection; a multiple of four
+  std::int32_t groups;    ///< of the bitmap; even
 
   std::size_t bytes() const;
 };
@@ -29,9 +28,8 @@ struct alignas(16) Shared {
 };
 
 inline std::size_t Layout::bytes() const {
-  constexpr std::size_t kPerGroup = sizeof(std::uint64_t) + sizeof(std::uint16_t);
-  return sizeof(Shared) + static_cast<std::size_t>(capacity) * sizeof(std::uint64_t) +
-         static_cast<std::size_t>(sorted) * sizeof(std::int32_t) + static_cast<std::size_t>(groups) * kPerGroup;
+  return sizeof(Shared) + static_cast<std::size_t>(capacity + groups) * sizeof(std::uint64_t) +
+         kBins * sizeof(std::int32_t);
 }
 
 /// Shared memory of a block.
@@ -42,17 +40,21 @@ struct Memory {
   std::int32_t* histogram;
   Bitmap bitmap;
 
-  __device__ Memory(std::byte* begin, const Layout& layout, std::int32_t length)
+  __device__ Memory(std::byte* begin, const Layout& layout)
       : shared(*reinterpret_cast<Shared*>(begin)),
         entries(reinterpret_cast<std::uint64_t*>(begin + sizeof(Shared))),
         capacity(layout.capacity),
-        histogram(reinterpret_cast<std::int32_t*>(entries + layout.capacity)) {
-    auto* groups = reinterpret_cast<std::uint64_t*>(histogram + layout.sorted);
-    const std::int32_t used = (length + kGroupBits - 1) / kGroupBits;
-    bitmap = {groups, reinterpret_cast<std::uint16_t*>(groups + layout.groups),
-              (used + Bitmap::kOwn - 1) / Bitmap::kOwn * Bitmap::kOwn};
-  }
+        histogram(reinterpret_cast<std::int32_t*>(entries + layout.capacity)),
+        bitmap{reinterpret_cast<std::uint64_t*>(histogram + kBins), layout.groups} {}
 
+  /// What a search in a list finds cleared.
+  __device__ void clear_for_list() const {
+    if (threadIdx.x == 0) {
+      shared.search.few_count = 0;
+    }
+    bitmap.clear();
+    clear<kListThreads>(histogram);
+  }
   __device__ std::int32_t* cluster_histogram() const { return reinterpret_cast<std::int32_t*>(entries); }
 };
 

@@ -17,6 +17,7 @@ inline constexpr int kLoads = 8;  ///< scores of a lane in flight
 inline constexpr int kPiece = kLoads * kWarp;
 inline constexpr int kDigitBits = 11;
 inline constexpr int kBins = 1 << kDigitBits;
+inline constexpr int kFindersMeet = 1;  ///< hardware barrier
 
 /// Where the wanted key lies.
 struct Digit {
@@ -79,56 +80,60 @@ __device__ inline void count(std::int32_t* histogram, std::uint32_t bin, bool co
 
 template <int kThreads>
 __device__ inline void clear(std::int32_t* histogram) {
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kBins / 4; i += kThreads) {
     reinterpret_cast<int4*>(histogram)[i] = int4{0, 0, 0, 0};
   }
 }
 
-/// Sum of the values of the threads before this one. `sums` is shared memory for a number of each warp, aligned to 16
-/// bytes; in use until the block's next barrier.
-template <int kThreads>
-__device__ inline std::int32_t sum_before(std::int32_t value, std::int32_t* sums) {
-  constexpr int kWarps = kThreads / kWarp;
-  const std::int32_t inclusive = inclusive_warp_sum(value);
-  if (lane_index() == kWarp - 1) {
-    sums[warp_index()] = inclusive;
+/// Sum of what the warps before this one have in `sums`, shared memory for a number of each warp.
+__device__ inline std::int32_t add_up_before(const std::int32_t* sums) {
+  return static_cast<std::int32_t>(
+      __reduce_add_sync(kAllLanes, lane_index() < warp_index() ? static_cast<unsigned>(sums[lane_index()]) : 0U));
+}
+
+/// Sum of the values of the threads of the warps before this one. `sums` is in use until the block's next barrier.
+__device__ inline std::int32_t sum_before_warp(std::int32_t value, std::int32_t* sums) {
+  const auto sum = static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(value)));
+  if (lane_index() == 0) {
+    sums[warp_index()] = sum;
   }
   __syncthreads();
-  // Adding up what others wrote has a shorter chain of instructions than a second sum over lanes.
-  std::int32_t earlier = 0;
-#pragma unroll
-  for (int i = 0; i < kWarps; i += 4) {
-    const int4 four = reinterpret_cast<const int4*>(sums)[i / 4];
-    earlier += (i < warp_index() ? four.x : 0) + (i + 1 < warp_index() ? four.y : 0) +
-               (i + 2 < warp_index() ? four.z : 0) + (i + 3 < warp_index() ? four.w : 0);
-  }
-  return inclusive - value + earlier;
+  return add_up_before(sums);
 }
 
 /// Finds the bin, from the highest down, in which the `wanted`-th key lies. The histogram is aligned to 16 bytes,
-/// complete for all threads, and free again after the call.
+/// complete for all threads, and free again after the call. A few warps do it: more have more to issue.
 template <int kThreads>
 __device__ inline Digit find_digit(const std::int32_t* histogram, std::int32_t wanted, Scan& scan) {
-  constexpr int kOwn = kBins / kThreads;
-  struct alignas(kOwn * sizeof(std::int32_t)) Own {
+  constexpr int kFinders = kThreads < 256 ? kThreads : 256;
+  constexpr int kOwn = kBins / kFinders;
+  struct alignas(16) Own {
     std::int32_t bins[kOwn];
   };
-  const int vector = kThreads - 1 - static_cast<int>(threadIdx.x);
-  const Own own = reinterpret_cast<const Own*>(histogram)[vector];
-  std::int32_t sum = 0;
+  if (threadIdx.x < kFinders) {
+    const int vector = kFinders - 1 - static_cast<int>(threadIdx.x);
+    const Own own = reinterpret_cast<const Own*>(histogram)[vector];
+    std::int32_t sum = 0;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    sum += own.bins[i];
-  }
-  std::int32_t above = sum_before<kThreads>(sum, scan.sums);
-  if (above < wanted && wanted <= above + sum) {
+    for (int i = 0; i < kOwn; ++i) {
+      sum += own.bins[i];
+    }
+    const std::int32_t inclusive = inclusive_warp_sum(sum);
+    if (lane_index() == kWarp - 1) {
+      scan.sums[warp_index()] = inclusive;
+    }
+    meet(kFindersMeet, kFinders);
+    std::int32_t above = inclusive - sum + add_up_before(scan.sums);
+    if (above < wanted && wanted <= above + sum) {
 #pragma unroll
-    for (int i = kOwn - 1; i >= 0; --i) {
-      if (above < wanted && wanted <= above + own.bins[i]) {
-        scan.digit = {
-            .value = static_cast<std::uint32_t>(vector * kOwn + i), .wanted = wanted - above, .count = own.bins[i]};
+      for (int i = kOwn - 1; i >= 0; --i) {
+        if (above < wanted && wanted <= above + own.bins[i]) {
+          scan.digit = {
+              .value = static_cast<std::uint32_t>(vector * kOwn + i), .wanted = wanted - above, .count = own.bins[i]};
+        }
+        above += own.bins[i];
       }
-      above += own.bins[i];
     }
   }
   __syncthreads();

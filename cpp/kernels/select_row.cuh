@@ -52,7 +52,6 @@ __device__ inline bool has_to_search(const Row& row, const Memory& memory) {
 __device__ inline void prepare(Shared& shared, std::uint32_t rank, std::uint32_t blocks) {
   if (threadIdx.x == 0) {
     shared.listed = 0;
-    shared.search.few_count = 0;
     shared.filled.init(blocks * kListWarps);
     shared.answered.init(1);
     ptx::fence_mbarrier_init();
@@ -65,36 +64,22 @@ __device__ inline void prepare(Shared& shared, std::uint32_t rank, std::uint32_t
   ptx::cluster_arrive();
 }
 
-__device__ inline void select_row(const Row& row, const Sifted& sifted, bool whole, const Memory& memory) {
+/// The list that the cluster has made, for this thread.
+__device__ inline List held_list(const Memory& memory) {
+  List list{.held = {}, .entries = memory.entries, .count = memory.shared.listed};
+  list.hold();
+  return list;
+}
+
+/// Selects from a list in the first block, which has all of the top-k. What it finds cleared: clear_for_list.
+__device__ inline void select_listed(const Row& row, const List& list, std::uint32_t bound, const Memory& memory) {
   Shared& shared = memory.shared;
-  if (row.rank == 0) {
-    memory.bitmap.clear();
-    clear<kListThreads>(memory.histogram);
-  }
-  std::int32_t listed = sifted.found;
-  auto bound = static_cast<std::uint32_t>(sifted.bounds);
-  if (whole) {
-    __syncthreads();
-    sifted.list(row.length, memory.entries, memory.histogram);
-  } else {
-    list_row(row, memory, bound);
-    if (has_to_search(row, memory)) {
-      return search_all(row, bound, memory);
-    }
-    if (row.rank != 0) {
-      return;
-    }
-    listed = shared.listed;
-    count_list(memory.entries, listed, bound, memory.histogram);
-  }
-  __syncthreads();
   const std::uint64_t least =
-      mark_largest(memory.entries, listed, row.k, bound, memory.bitmap, shared.search, shared.scan, memory.histogram);
-  write_in_order(memory.entries, listed, least, row.k, memory.bitmap, shared.scan.sums, memory.histogram,
-                 row.selection);
+      mark_largest(list, row.k, bound, memory.bitmap, shared.search, shared.scan, memory.histogram);
   if (threadIdx.x == 0) {
     *row.kth_score = value_of_key(key_of(least));
   }
+  memory.bitmap.write(row.length, row.k, shared.scan.sums, row.selection);
 }
 
 __device__ inline void add_to(std::int64_t& counter, std::int32_t count) {

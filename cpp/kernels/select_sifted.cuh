@@ -1,60 +1,66 @@
 #pragma once
-// Score's list of a row, if it has left one: loaded, judged, and taken over into the list in shared memory.
+// Score's list of a row, if it has left one: loaded and judged.
+
+#include <cstddef>
 
 #include "kernels/params.hpp"
 #include "kernels/select_memory.cuh"
 
 namespace echo::top_k {
 
-/// What score left for a row; `found` is 0 without sifting. Loads its first tokens before it is known how many there
-/// are, so that all is one wait.
+/// What score left for a row, and the row's position. Loads the first tokens before it is known how many there are, and
+/// by each lane a word of the rest, so that all is one wait.
 struct Sifted {
-  static constexpr std::int32_t kEarly = 8;  ///< of a thread
+  static constexpr int kWords = 6;
+  static_assert(offsetof(RowSift, compared) == offsetof(RowSift, sampled) + 1 * sizeof(std::int32_t));
+  static_assert(offsetof(RowSift, found) == offsetof(RowSift, sampled) + 2 * sizeof(std::int32_t));
+  static_assert(offsetof(RowSift, bounds) == offsetof(RowSift, sampled) + 4 * sizeof(std::int32_t));
 
   const ScoredToken* tokens = nullptr;
-  std::uint64_t bounds = 0;
-  std::int32_t compared = 0;
-  std::int32_t found = 0;
-  ScoredToken early[kEarly];
+  ScoredToken early[List::kHeld];
+  std::int32_t word = 0;  ///< lane 0 has the position, lanes 1 to 5 have what follows RowSift::sampled
 
-  __device__ Sifted(const SiftView& sift, std::int64_t index, bool with_tokens) {
-    if (sift.rows == nullptr) {
-      return;
-    }
-    tokens = sift.tokens + index * sift.capacity;
-    const RowSift& row = sift.rows[index];
-    bounds = row.bounds;
-    compared = row.compared;
-    found = row.found;
+  __device__ Sifted(const SiftView& sift, std::int64_t index, bool with_tokens, const std::int32_t* position_at) {
+    if (sift.rows != nullptr) {
+      tokens = sift.tokens + index * sift.capacity;
 #pragma unroll
-    for (std::int32_t i = 0; i < kEarly; ++i) {
-      const std::int32_t at = static_cast<std::int32_t>(threadIdx.x) + i * kListThreads;
-      early[i] = with_tokens && at < sift.capacity ? tokens[at] : ScoredToken{0U, 0};
+      for (std::int32_t i = 0; i < List::kHeld; ++i) {
+        const std::int32_t at = List::index_of(i);
+        early[i] = with_tokens && at < sift.capacity ? tokens[at] : ScoredToken{0U, 0};
+      }
+    }
+    const std::int32_t* at = lane_index() == 0 ? position_at : &sift.rows[index].sampled + lane_index();
+    if (lane_index() == 0 || (sift.rows != nullptr && lane_index() < kWords)) {
+      word = *at;
     }
   }
+
+  __device__ std::int32_t position() const { return __shfl_sync(kAllLanes, word, 0); }
+  __device__ std::int32_t compared() const { return __shfl_sync(kAllLanes, word, 1); }
+  __device__ std::int32_t found() const { return __shfl_sync(kAllLanes, word, 2); }  ///< 0 without sifting
+  __device__ std::uint32_t bound() const { return static_cast<std::uint32_t>(__shfl_sync(kAllLanes, word, 4)); }
+  /// Whether bounds were found: not both are 0.
+  __device__ bool bounded() const { return __any_sync(kAllLanes, lane_index() >= 4 && word != 0); }
 
   /// Whether the tokens have all of the top-k.
   __device__ bool whole(const Row& row, std::int32_t capacity) const {
-    return bounds != 0U && compared == row.length && found >= row.k && found <= capacity;
+    const std::int32_t count = found();
+    const bool bounds = bounded();
+    return bounds && compared() == row.length && count >= row.k && count <= capacity;
   }
 
-  /// Lists the tokens and counts them by coarse bins.
-  __device__ void list(std::int32_t length, std::uint64_t* entries, std::int32_t* histogram) const {
-    const auto bound = static_cast<std::uint32_t>(bounds);
+  /// The tokens as a list, for this thread; those that no thread holds go to `entries`.
+  __device__ List list(std::int32_t length, std::uint64_t* entries) const {
+    List list{.held = {}, .entries = entries, .count = found()};
 #pragma unroll
-    for (std::int32_t i = 0; i < kEarly; ++i) {
-      const std::int32_t at = static_cast<std::int32_t>(threadIdx.x) + i * kListThreads;
-      if (at < found) {
-        entries[at] = entry(early[i], length);
-        atomicAdd(histogram + coarse_bin(early[i].key - bound), 1);
-      }
+    for (std::int32_t i = 0; i < List::kHeld; ++i) {
+      list.held[i] = List::index_of(i) < list.count ? entry(early[i], length) : 0U;
     }
 #pragma unroll 1
-    for (std::int32_t at = static_cast<std::int32_t>(threadIdx.x) + kEarly * kListThreads; at < found;
-         at += kListThreads) {
+    for (std::int32_t at = List::index_of(List::kHeld); at < list.count; at += kListThreads) {
       entries[at] = entry(tokens[at], length);
-      atomicAdd(histogram + coarse_bin(tokens[at].key - bound), 1);
     }
+    return list;
   }
 
  private:

@@ -9,9 +9,9 @@
 
 namespace echo {
 
-/// Position of a row, kNone if it is padding or beyond its block table.
-__device__ inline std::int32_t position_of(const StepView& step, std::int32_t row, const KernelErrorView& errors) {
-  const std::int32_t position = step.positions[row];
+/// A position as loaded from step.positions; kNone if it is padding or beyond its block table.
+__device__ inline std::int32_t checked_position(const StepView& step, std::int32_t position,
+                                                const KernelErrorView& errors) {
   if (position == kNone) {
     return kNone;
   }
@@ -20,6 +20,11 @@ __device__ inline std::int32_t position_of(const StepView& step, std::int32_t ro
     return kNone;
   }
   return position;
+}
+
+/// Position of a row, kNone if it is padding or beyond its block table.
+__device__ inline std::int32_t position_of(const StepView& step, std::int32_t row, const KernelErrorView& errors) {
+  return checked_position(step, step.positions[row], errors);
 }
 
 __device__ inline const std::int32_t* block_table_of(const StepView& step, std::int32_t row) {

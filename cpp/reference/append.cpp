@@ -1,40 +1,14 @@
-// append: maps first, on one thread (they decide whether the step fits at all), then bytes, rows in
-// parallel.
+// append: all is checked first, then bytes are written, rows in parallel.
 #include "reference/append.hpp"
 
 #include <vector>
 
-#include "reference/cache_ops.hpp"
 #include "reference/float_io.hpp"
 #include "reference/index_keys.hpp"
 #include "reference/new_rows.hpp"
 
 namespace echo {
 namespace {
-
-/// Slots for the new rows. One that is left from a pass that failed after its append is kept.
-void map_to_slots(const AppendParams& params, const std::vector<NewRow>& rows) {
-  CacheOps cache(params.layer);
-  cache.begin(*params.step.tick);
-  std::vector<std::int32_t> missing;
-  for (const NewRow& row : rows) {
-    if (const std::int32_t slot = cache.lookup(row.host_row); slot != kNone) {
-      cache.protect(slot);
-    } else {
-      missing.push_back(row.host_row);
-    }
-  }
-  cache.allocate(missing);
-  params.layer.counters->appended += static_cast<std::int64_t>(rows.size());
-}
-
-/// Without slots of their own, new rows must not be found in slots that hold what was there before.
-void unmap(const AppendParams& params, const std::vector<NewRow>& rows) {
-  CacheOps cache(params.layer);
-  for (const NewRow& row : rows) {
-    cache.release(row.host_row);
-  }
-}
 
 void write_index_keys(ThreadPool& pool, const AppendParams& params, const std::vector<NewRow>& rows) {
   const std::int64_t dim = params.shape.index_dim;
@@ -55,11 +29,6 @@ void write_index_keys(ThreadPool& pool, const AppendParams& params, const std::v
 void append_rows(ThreadPool& pool, const AppendParams& params) {
   const std::vector<NewRow> rows = new_rows(params.layer, params.step);
   if (params.kv != nullptr) {
-    if (params.to_slots) {
-      map_to_slots(params, rows);
-    } else {
-      unmap(params, rows);
-    }
     write_rows(pool, params.layer, params.shape, params.kv, params.kv_dtype, rows);
   }
   if (params.index_key != nullptr) {

@@ -5,8 +5,7 @@
 
 namespace echo {
 
-/// See AppendParams. Throws StateError, before anything is written, if the step is malformed or the
-/// pool too small.
+/// See AppendParams. Throws StateError, before anything is written, if the step is malformed.
 void append_rows(ThreadPool& pool, const AppendParams& params);
 
 }  // namespace echo

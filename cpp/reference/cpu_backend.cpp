@@ -11,6 +11,7 @@
 #include "reference/cache_ops.hpp"
 #include "reference/commit.hpp"
 #include "reference/forecast.hpp"
+#include "reference/new_rows.hpp"
 #include "reference/owners.hpp"
 #include "reference/recall.hpp"
 #include "reference/score.hpp"
@@ -54,6 +55,7 @@ void CpuBackend::fill(void* device, int byte, std::size_t bytes) {
 
 void CpuBackend::begin(const BeginParams& params) {
   note_owners(params);
+  claim_new_rows(pool_, params);
   if (params.sift_rows != nullptr) {
     std::fill_n(params.sift_rows, params.step.rows, RowSift{});
     *params.prefetched = 0;
@@ -61,6 +63,9 @@ void CpuBackend::begin(const BeginParams& params) {
 }
 void CpuBackend::append(const AppendParams& params) { append_rows(pool_, params); }
 void CpuBackend::score(const ScoreParams& params) {
+  if (params.index_key != nullptr) {
+    append_rows(pool_, keys_of(params));
+  }
   score_rows(pool_, loops_.score, params);
   if (params.sift.rows != nullptr) {
     sift_rows(pool_, params);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "echo/errors.hpp"
+#include "reference/cache_ops.hpp"
 #include "reference/float_io.hpp"
 #include "reference/row_codec.hpp"
 #include "reference/step_rows.hpp"
@@ -30,8 +31,30 @@ std::vector<NewRow> new_rows(const LayerView& layer, const StepView& step) {
   return rows;
 }
 
+void claim_new_rows(ThreadPool& pool, const BeginParams& params) {
+  pool.parallel_for(std::ssize(params.layers), [&](std::int64_t begin, std::int64_t end) {
+    for (const LayerView& layer :
+         params.layers.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin))) {
+      CacheOps cache(layer);
+      cache.begin(*params.step.tick);
+      std::vector<std::int32_t> missing;
+      for (const NewRow& row : new_rows(layer, params.step)) {
+        if (const std::int32_t slot = cache.lookup(row.host_row); slot != kNone) {
+          cache.protect(slot);
+        } else {
+          missing.push_back(row.host_row);
+        }
+      }
+      cache.allocate(missing);
+    }
+  });
+}
+
 void write_rows(ThreadPool& pool, const LayerView& layer, const ShapeView& shape, const void* kv, DType kv_dtype,
                 const std::vector<NewRow>& rows) {
+  for (const NewRow& row : rows) {
+    layer.counters->appended += layer.slot_of[row.host_row] != kNone ? 1 : 0;
+  }
   const auto bytes = static_cast<std::size_t>(layer.row_bytes);
   const std::int64_t dim = shape.latent_dim + shape.rope_dim;
   pool.parallel_for(static_cast<std::int64_t>(rows.size()), [&](std::int64_t begin, std::int64_t end) {

@@ -1,14 +1,12 @@
 // recall: look up and stamp all entries, so that no victim is a row that this block selects; then
 // the misses, each host row once and in order of address, get slots and are copied in parallel;
-// then the slots are written out. New rows, where they are appended here, come first: they get slots
-// too, but are written, not fetched. Cost: O(entries) for the maps on one thread, row_bytes per miss
-// for the copies.
+// then the slots are written out. New rows, where they are appended here, come first: they are
+// found like others then. Cost: O(entries) for the maps on one thread, row_bytes per miss for the
+// copies.
 #include "reference/recall.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "echo/errors.hpp"
@@ -44,12 +42,6 @@ std::vector<std::int32_t> selected_host_rows(const RecallParams& params) {
   return rows;
 }
 
-std::vector<std::int32_t> sorted_once(std::vector<std::int32_t> rows) {
-  std::ranges::sort(rows);
-  rows.erase(std::ranges::unique(rows).begin(), rows.end());
-  return rows;
-}
-
 }  // namespace
 
 void recall_rows(ThreadPool& pool, const RecallParams& params) {
@@ -58,39 +50,29 @@ void recall_rows(ThreadPool& pool, const RecallParams& params) {
   const std::vector<NewRow> appended = params.kv == nullptr ? std::vector<NewRow>{} : new_rows(layer, params.step);
   CacheOps cache(layer);
   cache.begin(*params.step.tick + params.block.tick_offset);
+  if (params.kv != nullptr) {
+    write_rows(pool, layer, params.shape, params.kv, params.kv_dtype, appended);
+  }
 
   std::vector<std::int32_t> missing;
-  const auto find = [&](std::int32_t row) {
+  std::int64_t entries = 0;
+  for (const std::int32_t row : host_rows) {
+    if (row == kNone) {
+      continue;
+    }
+    ++entries;
     if (const std::int32_t slot = cache.lookup(row); slot != kNone) {
       cache.protect(slot);
     } else {
       missing.push_back(row);
     }
-  };
-  for (const NewRow& row : appended) {
-    find(row.host_row);
   }
-  std::vector<std::int32_t> written = missing;
-  missing.clear();
-  std::int64_t entries = 0;
-  for (const std::int32_t row : host_rows) {
-    if (row != kNone) {
-      ++entries;
-      find(row);
-    }
-  }
-  std::vector<std::int32_t> fetched;
-  std::ranges::set_difference(sorted_once(missing), sorted_once(written), std::back_inserter(fetched));
-  missing = std::move(written);
-  missing.insert(missing.end(), fetched.begin(), fetched.end());
+  std::ranges::sort(missing);
+  missing.erase(std::ranges::unique(missing).begin(), missing.end());
   cache.allocate(missing, row_scores(params));
-  if (params.kv != nullptr) {
-    write_rows(pool, layer, params.shape, params.kv, params.kv_dtype, appended);
-  }
-  fetch(pool, layer, fetched);
-  layer.counters->appended += std::ssize(appended);
-  layer.counters->misses += std::ssize(fetched);
-  layer.counters->hits += entries - std::ssize(fetched);
+  fetch(pool, layer, missing);
+  layer.counters->misses += std::ssize(missing);
+  layer.counters->hits += entries - std::ssize(missing);
 
   std::ranges::transform(host_rows, params.slots,
                          [&](std::int32_t row) { return row == kNone ? kNone : cache.lookup(row); });

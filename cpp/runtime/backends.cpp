@@ -58,9 +58,11 @@ bool wants_own_kernels(const RuntimeConfig& config) {
 
 MachineLimits machine_limits(const std::string& device) {
   const std::string resolved = resolve_device(device);
+  const bool is_cpu = resolved == "cpu";
   const std::size_t limit = host_memory_limit();
-  return {.device_bytes = resolved == "cpu" ? 0 : cuda_free_bytes(device_number(resolved)),
-          .host_bytes = limit == kNoHostMemoryLimit ? 0 : static_cast<std::int64_t>(limit)};
+  const std::size_t left = limit == kNoHostMemoryLimit ? 0 : limit + (is_cpu ? 0 : kept_host_bytes());
+  return {.device_bytes = is_cpu ? 0 : cuda_free_bytes(device_number(resolved)),
+          .host_bytes = static_cast<std::int64_t>(left)};
 }
 
 }  // namespace echo

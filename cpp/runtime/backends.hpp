@@ -21,6 +21,8 @@ std::unique_ptr<Backend> make_cuda_backend(int device, const RuntimeConfig& conf
 bool wants_own_kernels(const RuntimeConfig& config);
 /// Free memory of the device in bytes.
 std::int64_t cuda_free_bytes(int device);
+/// Host memory that keep_host_memory keeps for the next runtime.
+std::size_t kept_host_bytes();
 /// Device memory that the CUDA backend's prepare(sizes) takes; 0 in builds without CUDA.
 std::size_t cuda_scratch_bytes(const ScratchSizes& sizes);
 

@@ -34,18 +34,21 @@ void ForwardPass::attention(std::int32_t layer, const LayerInputs& in, const Arr
   }
   state_->check_attend(in.q, out);
   state_->require_not_appended(layer);
-  // While decoding, new rows need slots like the rows that are recalled: one call gives both.
-  const bool with_recall = !is_prefill();
-  const Array later = with_recall ? in.kv : Array{};
+  // While decoding, score and recall append what they need of the new tokens: that saves a launch.
+  const bool in_passing = !is_prefill();
+  const Array kv = in_passing ? in.kv : Array{};
+  const Array key = in_passing ? in.index_key : Array{};
   const UnbrokenVerbs unbroken(state_->backend);
-  state_->append(layer, with_recall ? Array{} : in.kv, in.index_key);
+  if (!in_passing) {
+    state_->append(layer, in.kv, in.index_key);
+  }
   for (const RowBlock rows : blocks()) {
     const BlockView block = state_->view_of(rows);
     if (selects) {
-      state_->score(layer, in.index_q, in.index_weights, block);
+      state_->score(layer, in.index_q, in.index_weights, block, key);
       state_->select(layer, block);
     }
-    state_->recall(layer, block, state_->selection_of(block), later);
+    state_->recall(layer, block, state_->selection_of(block), kv);
     state_->attend(layer, in.q, in.scale, out, block);
   }
 }
@@ -70,7 +73,7 @@ void ForwardPass::score(std::int32_t layer, const Array& index_q, const Array& i
     throw StateError("index_key: layer " + std::to_string(layer) +
                      " was appended to without index keys and cannot be scored");
   }
-  s.score(layer, index_q, index_weights, view);
+  s.score(layer, index_q, index_weights, view, {});
 }
 
 Array ForwardPass::scores(RowBlock block) const {

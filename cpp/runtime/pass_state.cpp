@@ -1,6 +1,7 @@
 #include "runtime/pass_state.hpp"
 
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include "echo/errors.hpp"
@@ -51,6 +52,7 @@ void ForwardPass::State::begin() {
   sifted = odd = false;
   backend.begin({.step = step,
                  .host_blocks = plan.host_blocks,
+                 .layers = prefill ? std::span<const LayerView>() : std::span(device.layers()),
                  .sift_rows = sifting ? device.sift_rows(false) : nullptr,
                  .prefetched = sifting ? device.prefetched(false) : nullptr});
   active = true;

@@ -64,7 +64,9 @@ struct ForwardPass::State {
 
   // The verbs, once all is checked. An absent kv or index_key is not appended.
   void append(std::int32_t layer, const Array& kv, const Array& index_key);
-  void score(std::int32_t layer, const Array& index_q, const Array& index_weights, const BlockView& block);
+  /// With `index_key`, which takes the whole pass in one block, appends it first.
+  void score(std::int32_t layer, const Array& index_q, const Array& index_weights, const BlockView& block,
+             const Array& index_key);
   void select(std::int32_t layer, const BlockView& block);
   /// With `kv`, which takes the whole pass in one block, appends it too.
   void recall(std::int32_t layer, const BlockView& block, const std::int32_t* positions, const Array& kv);

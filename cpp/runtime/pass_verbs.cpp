@@ -16,15 +16,14 @@ void ForwardPass::State::append(std::int32_t layer, const Array& kv, const Array
                     .kv = kv.data,
                     .kv_dtype = kv.dtype,
                     .index_key = index_key.data,
-                    .index_key_dtype = index_key.dtype,
-                    .to_slots = !prefill});
+                    .index_key_dtype = index_key.dtype});
   }
   appended[static_cast<std::size_t>(layer)] = static_cast<bool>(kv);
   keyed[static_cast<std::size_t>(layer)] = static_cast<bool>(index_key);
 }
 
 void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const Array& index_weights,
-                               const BlockView& block) {
+                               const BlockView& block, const Array& index_key) {
   const VerbRange range("score", layer);
   // A call that throws may have sifted half of its rows, and not zeroed those of the next: no call sifts after it.
   const bool sift = std::exchange(sifting, false);
@@ -38,7 +37,12 @@ void ForwardPass::State::score(std::int32_t layer, const Array& index_q, const A
                  .index_weights = index_weights.as<const float>(),
                  .scores = device.scores(),
                  .score_stride = plan.config.max_context,
-                 .sift = sift ? sift_of(layer, odd) : SiftView{}});
+                 .sift = sift ? sift_of(layer, odd) : SiftView{},
+                 .index_key = index_key.data,
+                 .index_key_dtype = index_key.dtype});
+  if (index_key) {
+    keyed[static_cast<std::size_t>(layer)] = true;
+  }
   sifting = sifted = sift;
   odd = odd != sift;
   scored_layer = layer;

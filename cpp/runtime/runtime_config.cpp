@@ -55,7 +55,7 @@ constexpr std::array kFields{
                 &C::prefetch_cap},
     ConfigField{"forecast_cap", "rows per session",
                 "most rows that a layer of a step fetches for the next one, for each session, 0 to 65536; those that "
-                "just missed the selection come first. 0 means none",
+                "just missed the selection come first. 0 means none, -1 all that a forecast looks at",
                 &C::forecast_cap},
     ConfigField{"threads", "threads", "threads of the CPU backend; 0 means one per core", &C::threads},
 };

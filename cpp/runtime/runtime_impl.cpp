@@ -121,7 +121,7 @@ void RuntimeImpl::close() {
 }
 
 std::int32_t RuntimeImpl::take_ticks(std::size_t blocks) {
-  const auto count = static_cast<std::int32_t>(blocks);
+  const auto count = static_cast<std::int32_t>(blocks) + 1;  // new rows have the last one
   if (tick_ > kLastTick - count) {
     state_->forget_residency();
     tick_ = 0;

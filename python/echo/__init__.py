@@ -30,6 +30,7 @@ from echo._core import (
     build_info,
     config_fields,
     device_report,
+    keep_host_memory,
     machine_limits,
     make_plan,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "cmake_dir",
     "config_fields",
     "device_report",
+    "keep_host_memory",
     "machine_limits",
     "make_plan",
 ]

@@ -113,9 +113,11 @@ def _gpu(report: echo.DeviceReport) -> list[tuple[str, str]]:
     return lines
 
 
-_NO_SETTINGS = {  # of the build and of bench/
+_NO_SETTINGS = {  # of the build, of bench/ and of tests/
     "ECHO_CUDA", "ECHO_CUDA_ARCHITECTURES", "ECHO_WERROR",
-    "ECHO_BENCH_LIBRARY", "ECHO_COMMAND", "ECHO_COMMIT", "ECHO_RESULTS",
+    "ECHO_BENCH_ATTENTION_SPLITS", "ECHO_BENCH_LIBRARY", "ECHO_BENCH_PREFETCH_CAP",
+    "ECHO_COMMAND", "ECHO_COMMIT", "ECHO_RESULTS",
+    "ECHO_OPERATIONS", "ECHO_SCENARIOS", "ECHO_WHOLE_STEPS",
 }  # fmt: skip
 
 

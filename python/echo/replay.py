@@ -102,10 +102,9 @@ def add_command(commands: Any) -> None:
     settings.add_device(parser)
     parser.add_argument(
         "--alpha",
-        default=_ALPHAS,
         metavar="LIST",
-        help=f"weights of the past in the moving average of the k-th score (default {_ALPHAS}); "
-        "the runtime runs with the first",
+        help=f"weights of the past in the moving average of the k-th score (default {_ALPHAS}); the runtime runs with "
+        "the first (default: ECHO_THRESHOLD_ALPHA, else 0.5)",
     )
     parser.add_argument(
         "--prefetch-cap",
@@ -119,7 +118,7 @@ def add_command(commands: Any) -> None:
         type=int,
         metavar="N",
         help="rows that a layer of a step fetches for the next step, at most, when the runtime is driven once more "
-        "with forecasts; 0 for not (default: ECHO_FORECAST_CAP, else a tenth of top-k)",
+        "with forecasts; 0 for not, -1 for all that they look at (default: ECHO_FORECAST_CAP, else a tenth of top-k)",
     )
     parser.set_defaults(run=run)
 
@@ -127,34 +126,35 @@ def add_command(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints what the pools did layer by layer, then what the predictor would have fetched."""
     pools, layers = trace_options.check(options, [options.trace])
-    alphas = trace_options.numbers("alpha", options.alpha, float)
+    alphas = trace_options.numbers("alpha", _ALPHAS if options.alpha is None else options.alpha, float)
     if not all(0 <= alpha <= 1 for alpha in alphas):
         raise echo.InvalidArgument(f"alpha: {options.alpha!r} given, expected numbers from 0 to 1")
+    alpha = alphas[0] if options.alpha is not None else echo.RuntimeConfig().threshold_alpha
     cap = echo.RuntimeConfig().prefetch_cap if options.prefetch_cap is None else options.prefetch_cap
-    settings.check({"prefetch_cap": cap})
     forecast_cap = echo.RuntimeConfig().forecast_cap if options.forecast_cap is None else options.forecast_cap
-    settings.check({"forecast_cap": forecast_cap})
+    settings.check({"prefetch_cap": cap, "threshold_alpha": alpha, "forecast_cap": forecast_cap})
     device = device_of(settings.device(options))
     trace = trace_options.load(options.trace, options)
     slots = [slots_of(trace, pool) for pool in pools]
     compared = compare(trace, slots, _POLICIES, layers)
-    driven = [drive(trace, size, compared.layers, device=device, alpha=alphas[0]) for size in slots]
+    driven = [drive(trace, size, compared.layers, device=device, alpha=alpha) for size in slots]
     results = [layer_counts(trace, compared, i, driven[i], alphas) for i in range(len(pools))]
-    ahead = _prefetches(trace, slots, compared.layers, alphas[0], device, cap)
+    ahead = _prefetches(trace, slots, compared.layers, alpha, device, cap)
     if options.forecast_cap is None and forecast_cap == 0:
         forecast_cap = max(1, trace.top_k // 10)
-    nexts = _with_forecasts(trace, slots, compared.layers, alphas[0], device, forecast_cap)
+    nexts = _with_forecasts(trace, slots, compared.layers, alpha, device, forecast_cap)
     first = driven[0]
     print(f"{trace.model}: {trace.summary()}; rows of {first.row_bytes} B on {first.device}")
     _print_pools(pools, results)
     _print_forecasts(pools, results, alphas)
     _print_prefetches(trace, pools, results, ahead)
     _print_layer_forecasts(trace, pools, results, nexts, forecast_cap)
-    deviation = deviation_of(trace, compared.layers, first, alphas[0])
+    deviation = deviation_of(trace, compared.layers, first, alpha)
     if deviation is not None:
-        print(f"the runtime's own average at alpha {alphas[0]:g} differs from it by {deviation:.1g} at most")
+        print(f"the runtime's own average at alpha {alpha:g} differs from it by {deviation:.1g} at most")
     if options.json is not None:
-        report = {**_report(trace, pools, alphas, driven, results), "runtime_average_off_by": deviation}
+        report = {**_report(trace, pools, alphas, driven, results), "runtime_alpha": alpha}
+        report["runtime_average_off_by"] = deviation
         for pool, layers_ahead in zip(report["pools"], ahead, strict=False):
             pool["prefetches"] = [asdict(one) for one in layers_ahead]
         for pool, of_layers in zip(report["pools"], nexts, strict=False):
@@ -345,7 +345,8 @@ def _print_layer_forecasts(
     if not nexts:
         return
     heads = ("forecast", "of them used", "in vain", "still missed", "without")
-    print(f"the runtime with forecasts of up to {cap} rows per step, mean over layers, % of top-k")
+    rows = "as many rows as they look at" if cap == -1 else f"up to {cap} rows"
+    print(f"the runtime with forecasts of {rows} per step, mean over layers, % of top-k")
     print(f"{'pool / top-k':<13}" + "".join(f"{head:>13}" for head in heads))
     names = ("forecast", "forecast_used", "forecast_wasted", "misses")
     for pool, layers, without in zip(pools, nexts, results, strict=True):

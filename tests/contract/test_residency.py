@@ -208,7 +208,10 @@ def test_nothing_is_evicted_while_slots_are_free(make_rig):
 
 
 def test_scores_decide_which_rows_stay(make_rig):
-    """Of the rows that a step does not use, those furthest below its k-th score go, whenever they were used last."""
+    """Of the rows that a step does not use, those furthest below its k-th score go, whenever they were used last.
+
+    But for one: the new row takes its slot before anything is scored.
+    """
     # Prefetches without a cap would go round the whole pool in every step.
     rig = make_rig(small_shape(layers=1, top_k=8), fused=True, max_batch=1, gpu_slots=64, prefetch_cap=-1)
     pair = rig.open(512)
@@ -231,6 +234,7 @@ def test_scores_decide_which_rows_stay(make_rig):
         kept_scores += scores[sorted(kept)].tolist()
         if gone and rig.kind == "cpu":  # in 64 steps from the k-th score to the farthest
             grain = (np.sort(scores)[-8] - scores[sorted(gone | kept)].min()) / 63
-            assert scores[sorted(gone)].max() <= scores[sorted(kept)].min() + grain
+            by_score = np.sort(scores[sorted(gone)])[:-1]
+            assert (by_score <= scores[sorted(kept)].min() + grain).all()
     assert len(gone_scores) > 60
     assert np.median(gone_scores) < np.quantile(kept_scores, 0.1)

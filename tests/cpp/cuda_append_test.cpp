@@ -18,16 +18,15 @@ std::size_t count(std::int32_t rows, std::int32_t dim) {
 TEST_F(CudaAppend, EncodesLikeTheCpu) {
   for (const RowFormat format : kFormats) {
     for (const IndexKeyFormat keys_format : kKeyFormats) {
-      for (const bool to_slots : {false, true}) {
+      for (const bool claims : {false, true}) {
         const ShapeView shape = shape_of(format, keys_format);
         const Sizes sizes{.batch = 3, .query_rows = 3};
         Pair pair(shape, sizes);
         const auto kv = wild_floats(count(sizes.rows(), shape.latent_dim + shape.rope_dim), 1);
         const auto keys = wild_floats(count(sizes.rows(), shape.index_dim), 2);
         pair.both([&](World& world) {
-          world.begin(1, {62, 63, 64, kNone, kNone, kNone, 0, 1, 2});
-          world.append(DeviceArray(world.backend, kv), DType::f32, DeviceArray(world.backend, keys), DType::f32,
-                       to_slots);
+          world.begin(1, {62, 63, 64, kNone, kNone, kNone, 0, 1, 2}, claims);
+          world.append(DeviceArray(world.backend, kv), DType::f32, DeviceArray(world.backend, keys), DType::f32);
         });
         pair.expect_same_state();
       }
@@ -43,8 +42,8 @@ TEST_F(CudaAppend, EncodesBf16LikeTheCpu) {
     const auto kv = upper_halves(wild_floats(count(sizes.rows(), shape.latent_dim + shape.rope_dim), 3));
     const auto keys = upper_halves(wild_floats(count(sizes.rows(), shape.index_dim), 4));
     pair.both([&](World& world) {
-      world.begin(7, {5, kNone, 200, 64, 255});
-      world.append(DeviceArray(world.backend, kv), DType::bf16, DeviceArray(world.backend, keys), DType::bf16, true);
+      world.begin(7, {5, kNone, 200, 64, 255}, /*claims=*/true);
+      world.append(DeviceArray(world.backend, kv), DType::bf16, DeviceArray(world.backend, keys), DType::bf16);
     });
     pair.expect_same_state();
   }
@@ -59,19 +58,19 @@ TEST_F(CudaAppend, CopiesEncodedRows) {
   std::ranges::generate(kv, [&] { return static_cast<std::byte>(engine()); });
   const auto keys = normal_floats(count(sizes.rows(), shape.index_dim), 6);
   pair.both([&](World& world) {
-    world.begin(3, {10, 11, 63, 0});
-    world.append(DeviceArray(world.backend, kv), DType::u8, DeviceArray(world.backend, keys), DType::f32, true);
+    world.begin(3, {10, 11, 63, 0}, /*claims=*/true);
+    world.append(DeviceArray(world.backend, kv), DType::u8, DeviceArray(world.backend, keys), DType::f32);
   });
   pair.expect_same_state();
 }
 
-TEST_F(CudaAppend, AMappedRowKeepsItsSlotAndAnAppendWithoutSlotsUnmapsIt) {
+TEST_F(CudaAppend, AMappedRowKeepsItsSlotAndIsWrittenToBothPlaces) {
   const ShapeView shape = shape_of(RowFormat::fp32);
   const Sizes sizes{.slots = 7, .batch = 3};
   Pair pair(shape, sizes);
   const struct {
     std::vector<std::int32_t> positions;
-    bool to_slots;
+    bool claims;
   } passes[] = {{{1, 2, 3}, true}, {{1, 2, 4}, true}, {{2, 3, 4}, true}, {{2, kNone, 5}, false},
                 {{2, 3, 5}, true}, {{9, 9, 9}, true}, {{0, 1, 2}, true}, {{0, 1, 2}, false}};
   std::int32_t tick = 0;
@@ -81,15 +80,16 @@ TEST_F(CudaAppend, AMappedRowKeepsItsSlotAndAnAppendWithoutSlotsUnmapsIt) {
     const auto kv = normal_floats(count(sizes.rows(), shape.latent_dim + shape.rope_dim), seed);
     const auto keys = normal_floats(count(sizes.rows(), shape.index_dim), seed + 100);
     pair.both([&](World& world) {
-      world.begin(tick, pass.positions);
-      world.append(DeviceArray(world.backend, kv), DType::f32, DeviceArray(world.backend, keys), DType::f32,
-                   pass.to_slots);
+      world.begin(tick, pass.positions, pass.claims);
+      world.append(DeviceArray(world.backend, kv), DType::f32, DeviceArray(world.backend, keys), DType::f32);
     });
     SCOPED_TRACE(tick);
     pair.expect_same_results();
     const auto new_rows = static_cast<std::int32_t>(3 - std::ranges::count(pass.positions, kNone));
-    EXPECT_EQ(pair.gpu.resident_new_rows(pass.positions), pass.to_slots ? new_rows : 0);
-    EXPECT_EQ(pair.cpu.resident_new_rows(pass.positions), pass.to_slots ? new_rows : 0);
+    if (pass.claims) {
+      EXPECT_EQ(pair.gpu.resident_new_rows(pass.positions), new_rows);
+      EXPECT_EQ(pair.cpu.resident_new_rows(pass.positions), new_rows);
+    }
   }
 }
 
@@ -100,7 +100,7 @@ TEST_F(CudaAppend, RowsAndIndexKeysMayComeApart) {
   const auto kv = normal_floats(count(3, shape.latent_dim + shape.rope_dim), 1);
   const auto keys = normal_floats(count(3, shape.index_dim), 2);
   pair.both([&](World& world) {
-    world.begin(1, {5, kNone, 70});
+    world.begin(1, {5, kNone, 70}, /*claims=*/true);
     const DeviceArray rows(world.backend, kv);
     const DeviceArray index_keys(world.backend, keys);
     AppendParams params{.layer = world.layer(),
@@ -109,13 +109,11 @@ TEST_F(CudaAppend, RowsAndIndexKeysMayComeApart) {
                         .kv = nullptr,
                         .kv_dtype = DType::f32,
                         .index_key = index_keys.data(),
-                        .index_key_dtype = DType::f32,
-                        .to_slots = true};
+                        .index_key_dtype = DType::f32};
     const auto untouched = world.host_pool();
     world.backend.append(params);
     EXPECT_EQ(world.host_pool(), untouched);
     EXPECT_EQ(world.counted().appended, 0);
-    EXPECT_TRUE(world.resident_rows().empty());
     const auto written = world.index_keys.read();
     params.kv = rows.data();
     params.index_key = nullptr;
@@ -134,8 +132,8 @@ TEST_F(CudaAppend, PositionsOutsideTheCacheAreReportedAndChangeNothing) {
   const auto before = world.host_pool();
   const DeviceArray kv(world.backend, normal_floats(count(3, shape.latent_dim + shape.rope_dim), 1));
   const DeviceArray keys(world.backend, normal_floats(count(3, shape.index_dim), 2));
-  world.begin(1, {4 * kTokensPerBlock, -2, 1 << 30});
-  world.append(kv, DType::f32, keys, DType::f32, false);
+  world.begin(1, {4 * kTokensPerBlock, -2, 1 << 30}, /*claims=*/true);
+  world.append(kv, DType::f32, keys, DType::f32);
   EXPECT_THROW(world.backend.synchronize(), StateError);
   world.backend.synchronize();  // reported once
   EXPECT_EQ(world.host_pool(), before);

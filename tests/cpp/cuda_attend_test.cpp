@@ -16,8 +16,8 @@ void fill_slots(Pair& pair, std::int32_t used, unsigned seed) {
   World source(*pair.cpu_backend, shape, one);
   const auto kv = normal_floats(static_cast<std::size_t>(used) * dim, seed);
   const auto keys = normal_floats(static_cast<std::size_t>(used * shape.index_dim), seed);
-  source.begin(1, std::vector<std::int32_t>(static_cast<std::size_t>(used), 0));
-  source.append(DeviceArray(source.backend, kv), DType::f32, DeviceArray(source.backend, keys), DType::f32, true);
+  source.begin(1, std::vector<std::int32_t>(static_cast<std::size_t>(used), 0), /*claims=*/true);
+  source.append(DeviceArray(source.backend, kv), DType::f32, DeviceArray(source.backend, keys), DType::f32);
   auto rows = source.pool.read();
   rows.resize(pair.cpu.pool.size(), std::byte{0xFF});
   pair.both([&](World& world) { world.pool.write(rows); });

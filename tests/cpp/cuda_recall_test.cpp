@@ -63,7 +63,7 @@ void run_random_passes(const Sizes& sizes, int passes, unsigned seed) {
     const bool together = engine() % 2 == 0;
     const bool scored = engine() % 3 != 0;
     pair.both([&](World& world) {
-      world.begin(tick, positions);
+      world.begin(tick, positions, /*claims=*/true);
       world.selection.write(selection);
       world.scores.write(scores);
       world.kth_score.write(kth);
@@ -71,7 +71,7 @@ void run_random_passes(const Sizes& sizes, int passes, unsigned seed) {
       if (together) {
         world.append_and_recall(rows, DType::u8, scored);
       } else {
-        world.append(rows, DType::u8, DeviceArray(world.backend, keys), DType::f32, true);
+        world.append(rows, DType::u8, DeviceArray(world.backend, keys), DType::f32);
         world.recall(block, scored);
       }
       world.backend.synchronize();
@@ -187,10 +187,12 @@ TEST_F(CudaRecall, ANewRowInABlockThatIsNoneIsReportedAndNotWaitedFor) {
   World& world = pair.gpu;
   const DeviceArray rows(world.backend,
                          std::vector<std::uint8_t>(static_cast<std::size_t>(world.layer().row_bytes), 7));
-  world.begin(1, {3});
+  world.upload(1, {3});
   std::vector<std::int32_t> words = world.control.read();
   words[words.size() - static_cast<std::size_t>(world.sizes.table_stride)] = 1 << 28;  // the first block of the table
   world.control.write(words);
+  const LayerView layer = world.layer();
+  world.backend.begin({.step = world.step(), .host_blocks = world.sizes.host_blocks(), .layers = {&layer, 1}});
   world.selection.write(std::vector<std::int32_t>(world.entries(), 3));
   world.append_and_recall(rows, DType::u8, false);
   EXPECT_THROW(world.backend.synchronize(), StateError);
@@ -198,11 +200,78 @@ TEST_F(CudaRecall, ANewRowInABlockThatIsNoneIsReportedAndNotWaitedFor) {
   world.check();
 }
 
+TEST_F(CudaRecall, NewRowsForWhichBeginFindsNoSlotsAreReportedAndBackedUp) {
+  const ShapeView shape = shape_of(RowFormat::raw, IndexKeyFormat::fp8, 8);
+  Pair pair(shape, {.slots = 2, .batch = 3});
+  fill_slabs(pair, 13);
+  World& world = pair.gpu;
+  std::vector<std::uint8_t> kv(3 * static_cast<std::size_t>(world.layer().row_bytes));
+  std::mt19937 engine(14);
+  std::ranges::generate(kv, [&] { return static_cast<std::uint8_t>(engine()); });
+  const DeviceArray rows(world.backend, kv);
+  std::vector<std::int32_t> selection(world.entries(), kNone);
+  for (std::size_t row = 0; row < 3; ++row) {
+    std::fill_n(selection.begin() + static_cast<std::ptrdiff_t>(row * 8), 4, 20);
+  }
+  for (std::int32_t tick = 1; tick < 4; ++tick) {
+    world.begin(tick, {20, 20, 20}, /*claims=*/true);
+    world.selection.write(selection);
+    world.append_and_recall(rows, DType::u8, false);
+    EXPECT_THROW(world.backend.synchronize(), StateError);
+    world.check();
+    EXPECT_EQ(world.resident_rows().size(), 2U);
+    EXPECT_EQ(std::ranges::count(world.slots.read(), kNone), std::ssize(selection) - 8);
+    pair.cpu.begin(tick, {20, 20, 20});
+    pair.cpu.selection.write(selection);
+    EXPECT_THROW(pair.cpu.append_and_recall(DeviceArray(pair.cpu.backend, kv), DType::u8, false), StateError);
+    EXPECT_EQ(world.host_pool(), pair.cpu.host_pool());
+    EXPECT_EQ(world.counted().misses, 0);
+    EXPECT_EQ(world.counted().appended, 2 * tick);
+  }
+}
+
+TEST_F(CudaRecall, RowsAtOrAboveTheKthScoreStayWhileOthersAreThere) {
+  constexpr std::int32_t kK = 64;
+  constexpr std::int32_t kSlots = 1024;
+  constexpr std::int32_t kHot = 768;  // whole windows of the pool
+  Pair pair(shape_of(RowFormat::raw, IndexKeyFormat::fp8, kK), {.slots = kSlots, .batch = 1, .table_stride = 20});
+  fill_slabs(pair, 15);
+  World& world = pair.gpu;
+  std::vector<float> scores(static_cast<std::size_t>(world.sizes.score_stride()), 2.0F);
+  std::fill(scores.begin() + kHot, scores.begin() + kSlots, -1.0F);
+  std::vector<std::int32_t> selection(kK);
+  const auto recall = [&](std::int32_t tick, std::int32_t first) {
+    std::iota(selection.begin(), selection.end(), first);
+    world.begin(tick, {20 * kTokensPerBlock - 1});
+    world.selection.write(selection);
+    world.scores.write(scores);
+    world.kth_score.write({2.0F});
+    world.recall(world.all_rows(), /*scored=*/true);
+  };
+  std::int32_t tick = 0;
+  std::vector<std::int32_t> hot;
+  for (std::int32_t first = 0; first < kSlots; first += kK) {
+    recall(++tick, first);
+    if (first + kK == kHot) {
+      hot = world.resident_rows();
+    }
+  }
+  for (std::int32_t first = kSlots; first < kSlots + 4 * kK; first += kK) {
+    recall(++tick, first);
+    EXPECT_TRUE(std::ranges::includes(world.resident_rows(), hot)) << first;
+  }
+  EXPECT_EQ(world.counted().evictions, 4 * kK);
+  recall(++tick, kHot);  // nothing else is left
+  world.backend.synchronize();
+  EXPECT_EQ(world.counted().evictions, 5 * kK);
+  world.check();
+}
+
 TEST_F(CudaRecall, PaddingRowsChangeNothing) {
   const ShapeView shape = shape_of(RowFormat::raw);
   Pair pair(shape, {.batch = 3});
   World& world = pair.gpu;
-  world.begin(1, {kNone, kNone, kNone});
+  world.begin(1, {kNone, kNone, kNone}, /*claims=*/true);
   world.selection.write(std::vector<std::int32_t>(world.entries(), 5));
   world.recall(world.all_rows());
   EXPECT_EQ(world.slots.read(), std::vector<std::int32_t>(world.entries(), kNone));

@@ -41,18 +41,23 @@ std::int64_t calls_of_each() {
   return (text == nullptr ? 100 * kPoolCount : std::atoll(text)) / kPoolCount;
 }
 
-/// A pass: new rows to slots with the recall or before it, or to the host only; then perhaps the same recall again, or
-/// another, and a release.
+/// A pass: new rows with the recall or before it, with slots or as in a prefill; then perhaps the same recall again, or
+/// another, and a release. Or it fails right after its begin.
 void run_pass(World& world, bool tight) {
   std::mt19937& engine = world.engine();
-  world.begin_pass(tight ? Taste::turnover : static_cast<Taste>(engine() % kTastes), !tight);
-  const bool scored = engine() % 2 == 0;
-  const auto offset = static_cast<std::int32_t>(engine() % 2);
-  const auto way = engine() % 4;
-  if (way >= 2) {
-    world.append(/*to_slots=*/way == 2);
+  const auto way = engine() % 8;
+  world.begin_pass(/*padding=*/!tight, /*claims=*/way > 1);
+  if (way == 2) {
+    world.fail_pass();
+    return;
   }
-  world.recall(/*appends=*/way < 2, scored, offset);
+  world.draw(tight ? Taste::turnover : static_cast<Taste>(engine() % kTastes));
+  const bool scored = engine() % 2 == 0;
+  const std::int32_t offset = way < 5 ? static_cast<std::int32_t>(engine() % 2) : 0;
+  if (way < 5) {
+    world.append();
+  }
+  world.recall(/*appends=*/way >= 5, scored, offset);
   if (engine() % 4 == 0) {
     world.recall(/*appends=*/false, scored, offset, /*warm=*/true);
   }
@@ -109,13 +114,14 @@ INSTANTIATE_TEST_SUITE_P(LargePools, CudaResidency, ::testing::ValuesIn(kLargePo
 
 using CudaResidencyFailures = CudaResidency;
 
-/// The pool is filled in the tick in which new rows are to be added: they get no slots, but host rows. The next pass,
-/// which repeats that one, gives them slots and finds them, whatever the failure left behind.
+/// More is selected than the pool holds beside the new rows. The next pass, which repeats that one with other rows,
+/// finds them, whatever the failure left behind.
 TEST_P(CudaResidencyFailures, AreReportedAndForgotten) {
   World world(backend(), /*on_gpu=*/true, GetParam());
   for (int round = 0; round < 50; ++round) {
     world.may_fail(true);
-    world.begin_pass(Taste::turnover, /*padding=*/false);
+    world.begin_pass(/*padding=*/false, /*claims=*/true);
+    world.draw(Taste::turnover);
     world.recall(/*appends=*/true, /*scored=*/false);
     EXPECT_THROW(world.synchronize(), StateError) << round;
     world.may_fail(false);

@@ -300,8 +300,7 @@ TEST_F(CudaScore128, AReplaySeesTheKeysThatItAppends) {
                           .kv = nullptr,
                           .kv_dtype = DType::f32,
                           .index_key = index_keys,
-                          .index_key_dtype = DType::f32,
-                          .to_slots = false});
+                          .index_key_dtype = DType::f32});
   };
   const auto replay = pair.gpu.backend.capture([&] {
     append(pair.gpu, keys.data());

@@ -26,13 +26,15 @@ struct SiftWorld : World {
 
   std::int32_t capacity() const { return kCapacityOfK * shape.top_k; }
 
-  /// Begins a pass; the first call of it sifts into set 0.
-  void begin_sifting(std::int32_t tick, const std::vector<std::int32_t>& positions_) {
+  /// Begins a pass; the first call of it sifts into set 0. `claims`: new rows get slots.
+  void begin_sifting(std::int32_t tick, const std::vector<std::int32_t>& positions_, bool claims = false) {
     positions = positions_;
     turn = 0;
-    begin(tick, positions);
+    upload(tick, positions);
+    const LayerView own = layer();
     backend.begin({.step = step(),
                    .host_blocks = sizes.host_blocks(),
+                   .layers = {&own, claims ? std::size_t{1} : std::size_t{0}},
                    .sift_rows = sifts.data(),
                    .prefetched = prefetched.data()});
   }

@@ -77,7 +77,7 @@ TEST(VerbRange, AToolSeesTheVerbsOfAStepByLayer) {
   tool().records = false;
   std::vector<std::string> expected{"step", "begin", "/"};
   for (const char* layer : {" layer 0", " layer 1"}) {
-    for (const char* verb : {"append", "score", "select", "recall", "attend"}) {
+    for (const char* verb : {"score", "select", "recall", "attend"}) {
       expected.insert(expected.end(), {std::string(verb) + layer, "/"});
     }
   }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "cuda_arrays.hpp"
@@ -113,8 +114,15 @@ class World {
   }
   BlockView all_rows() const { return {.first = 0, .count = sizes.rows(), .tick_offset = 0}; }
 
-  /// Begins a pass: the rows' positions, sessions 0, 1, ..., tables of every other block.
-  void begin(std::int32_t tick, const std::vector<std::int32_t>& positions) {
+  /// Begins a pass: the rows' positions, sessions 0, 1, ..., tables of every other block. `claims`: new rows get slots,
+  /// as in a decode step.
+  void begin(std::int32_t tick, const std::vector<std::int32_t>& positions, bool claims = false) {
+    upload(tick, positions);
+    const LayerView own = layer();
+    const std::span<const LayerView> layers(&own, claims ? 1 : 0);
+    backend.begin({.step = step(), .host_blocks = sizes.host_blocks(), .layers = layers});
+  }
+  void upload(std::int32_t tick, const std::vector<std::int32_t>& positions) {
     std::vector<std::int32_t> words = none(control_words());
     words[0] = tick;
     std::ranges::copy(positions, words.begin() + 4);
@@ -126,19 +134,17 @@ class World {
       words[static_cast<std::size_t>(4 + 2 * sizes.rows() + i)] = block_at(i);
     }
     backend.upload_control(control.data(), words.data(), words.size() * sizeof(std::int32_t));
-    backend.begin({.step = step(), .host_blocks = sizes.host_blocks()});
   }
 
   template <typename T, typename U>
-  void append(const DeviceArray<T>& kv, DType kv_dtype, const DeviceArray<U>& keys, DType keys_dtype, bool to_slots) {
+  void append(const DeviceArray<T>& kv, DType kv_dtype, const DeviceArray<U>& keys, DType keys_dtype) {
     backend.append({.layer = layer(),
                     .step = step(),
                     .shape = shape,
                     .kv = kv.data(),
                     .kv_dtype = kv_dtype,
                     .index_key = keys.data(),
-                    .index_key_dtype = keys_dtype,
-                    .to_slots = to_slots});
+                    .index_key_dtype = keys_dtype});
   }
   void select(BlockView block) {
     backend.select({.step = step(),
@@ -238,8 +244,9 @@ class World {
   }
 
   /// Maps are inverse, stamps fit them, the stack holds the free slots, each once, and every slot has
-  /// the bytes of its host row.
-  void check() {
+  /// the bytes of its host row. If the pass is `begun` only, that does not hold for its new rows.
+  void check(bool begun = false) {
+    const std::int32_t new_row = begun ? new_row_at(control.read()[0]) : kNone;
     const std::vector<std::byte> host = host_pool();
     const std::vector<std::byte> rows = pool.read();
     const std::vector<std::int32_t> slot_of_row = slot_of.read();
@@ -256,6 +263,9 @@ class World {
         continue;
       }
       ASSERT_EQ(slot_of_row[static_cast<std::size_t>(row)], static_cast<std::int32_t>(slot)) << row;
+      if (begun && stamps[slot] == new_row) {
+        continue;
+      }
       ASSERT_EQ(std::memcmp(rows.data() + slot * bytes,
                             host.data() + static_cast<std::size_t>(row) * (bytes + kHostPadding), bytes),
                 0)

@@ -54,28 +54,32 @@ class Pass : public ::testing::Test {
 
 TEST_F(Pass, BeginComesOnceBeforeTheVerbs) {
   ASSERT_EQ(backend->begins.size(), 1U);  // the prefill of several blocks
+  EXPECT_TRUE(backend->begins[0].layers.empty());
   EXPECT_GT(backend->recalls.size(), 2U);
   step(std::ref(model));
   ASSERT_EQ(backend->begins.size(), 1U);
+  EXPECT_EQ(backend->begins[0].layers.size(), 2U);  // new rows get slots
   EXPECT_EQ(backend->begins[0].host_blocks, 16);
   EXPECT_NE(backend->begins[0].step.owners, nullptr);
   EXPECT_EQ(backend->recalls[0].step.owners, backend->begins[0].step.owners);
 }
 
-TEST_F(Pass, AttentionAppendsWithTheRecallOfADecodeStepOnly) {
+TEST_F(Pass, AttentionAppendsWithTheScoreAndTheRecallOfADecodeStepOnly) {
   for (const AppendParams& append : backend->appends) {  // the prefill
     EXPECT_NE(append.kv, nullptr);
-    EXPECT_FALSE(append.to_slots);
+  }
+  for (const ScoreParams& score : backend->scores) {
+    EXPECT_EQ(score.index_key, nullptr);
   }
   for (const RecallParams& recall : backend->recalls) {
     EXPECT_EQ(recall.kv, nullptr);
   }
   step(std::ref(model));
-  ASSERT_EQ(backend->appends.size(), 2U);
+  EXPECT_EQ(backend->appends.size(), 0U);
+  ASSERT_EQ(backend->scores.size(), 2U);
   ASSERT_EQ(backend->recalls.size(), 2U);
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    EXPECT_EQ(backend->appends[layer].kv, nullptr);
-    EXPECT_NE(backend->appends[layer].index_key, nullptr);
+    EXPECT_NE(backend->scores[layer].index_key, nullptr);
     EXPECT_NE(backend->recalls[layer].kv, nullptr);
   }
 }
@@ -91,7 +95,8 @@ TEST_F(Pass, ALayerWithoutAnIndexerHasItsRowsAppendedByTheRecall) {
       pass.attention(layer, arrays->in, model.out(pass, layer));
     }
   });
-  EXPECT_EQ(backend->appends.size(), 1U);
+  EXPECT_EQ(backend->appends.size(), 0U);
+  EXPECT_EQ(backend->scores.size(), 1U);
   ASSERT_EQ(backend->recalls.size(), 2U);
   EXPECT_NE(backend->recalls[1].kv, nullptr);
   EXPECT_NE(backend->recalls[0].scores, nullptr);
@@ -111,7 +116,7 @@ TEST_F(Pass, VerbsOneByOneAppendAtOnce) {
     pass.attend(0, arrays.in.q, arrays.in.scale, model.out(pass, 0), block);
   });
   EXPECT_NE(backend->appends[0].kv, nullptr);
-  EXPECT_TRUE(backend->appends[0].to_slots);
+  EXPECT_EQ(impl->stats().layers[0].appended, 1);
   EXPECT_EQ(backend->recalls[0].kv, nullptr);
   const std::vector<float> output = model.output;
   Session twin = impl->open_session(200);

@@ -36,9 +36,20 @@ class Cache {
   explicit Cache(const WorldSizes& sizes, std::int64_t threads = 1)
       : world(small_shape(RowFormat::raw, IndexKeyFormat::fp32, kTopK), sizes), backend_(threads) {}
 
-  void begin() { backend_.begin({.step = world.step(), .host_blocks = world.sizes.host_blocks}); }
+  /// `claims`: new rows get slots, as in a decode step.
+  void begin(bool claims = false) {
+    const LayerView layer = world.layer();
+    const std::span<const LayerView> layers(&layer, claims ? 1 : 0);
+    try {
+      backend_.begin({.step = world.step(), .host_blocks = world.sizes.host_blocks, .layers = layers});
+    } catch (...) {
+      check();
+      throw;
+    }
+    check();
+  }
 
-  void append(bool to_slots, std::int32_t version = 0) {
+  void append(std::int32_t version = 0) {
     const std::vector<std::byte> kv = new_rows(version);
     backend_.append({.layer = world.layer(),
                      .step = world.step(),
@@ -46,8 +57,7 @@ class Cache {
                      .kv = kv.data(),
                      .kv_dtype = DType::u8,
                      .index_key = nullptr,
-                     .index_key_dtype = DType::f32,
-                     .to_slots = to_slots});
+                     .index_key_dtype = DType::f32});
     check();
   }
 
@@ -57,7 +67,7 @@ class Cache {
   std::vector<std::int32_t> recall(const std::vector<std::int32_t>& selection, BlockView block) {
     return recall(selection, block, {}, {});
   }
-  /// Appends the rows of the pass too.
+  /// Appends the rows of the pass too, which begin has given slots.
   std::vector<std::int32_t> append_and_recall(const std::vector<std::int32_t>& selection, std::int32_t version,
                                               const Scores& scores = {}) {
     return recall(selection, world.all_rows(), new_rows(version), scores);

@@ -44,9 +44,9 @@ void run_random(std::int64_t threads, std::uint32_t seed, std::vector<std::int32
       }
     }
     const std::int32_t how = pick(4);  // 0: as a prefill would, without slots; 1: together with the recall
-    cache.begin();
+    cache.begin(/*claims=*/how != 0);
     if (how != 1) {
-      cache.append(how != 0, round);
+      cache.append(round);
     }
     std::vector<std::int32_t> selection(6 * kTopK, kNone);
     for (std::size_t row = 0; row < 6; ++row) {

@@ -93,12 +93,14 @@ TEST(Recall, AppendsInTheSameCallLikeOneBefore) {
     }
     for (Cache* cache : {&apart, &together}) {
       cache->world.positions = {29, 30, 64, kNone};
-      if (resident_before) {  // left from a pass that failed
-        cache->append(true, 1);
+      if (resident_before) {
+        cache->begin(/*claims=*/true);
+        cache->append(1);
         ++cache->world.tick;
       }
+      cache->begin(/*claims=*/true);
     }
-    apart.append(true, 2);
+    apart.append(2);
     const auto expected = apart.recall(selection);
     EXPECT_EQ(together.append_and_recall(selection, 2), expected);
     EXPECT_EQ(together.world.slot_of, apart.world.slot_of);
@@ -127,17 +129,52 @@ TEST(Recall, NewRowsAndTheSelectedOnesFitTheLeastPoolTogether) {
     for (std::int32_t j = 0; j < 2 * kTopK; ++j) {  // none of them new, none of them there
       selection[static_cast<std::size_t>(j)] = (tick * 11 + j) % 60;
     }
+    cache.begin(/*claims=*/true);
     cache.append_and_recall(selection, tick);
     EXPECT_EQ(cache.world.used(), 2 * (kTopK + 1));
   }
   Cache small({.slots = 2 * (kTopK + 1) - 1, .batch = 2});
   small.world.positions = {100, 60};
-  const auto slab = small.world.slab;
+  small.begin(/*claims=*/true);
   EXPECT_THROW(small.append_and_recall(selection, 1), StateError);
-  EXPECT_TRUE(small.world.slab == slab);
-  EXPECT_EQ(small.world.used(), 0);
-  EXPECT_EQ(small.world.counters.appended, 0);
+  EXPECT_EQ(small.world.used(), 2);  // the new rows
   EXPECT_EQ(small.world.replacement.hand, 0);
+  Cache smallest({.slots = 1, .batch = 2});
+  smallest.world.positions = {100, 60};
+  EXPECT_THROW(smallest.begin(/*claims=*/true), StateError);
+  EXPECT_EQ(smallest.world.used(), 0);
+}
+
+TEST(Begin, GivesSlotsToNewRowsInEachOfItsLayers) {
+  Cache cache({.slots = 4, .batch = 3});
+  World& world = cache.world;
+  world.positions = {9, kNone, 200};
+  cache.begin();  // a prefill
+  EXPECT_EQ(world.used(), 0);
+  cache.begin(/*claims=*/true);
+  EXPECT_EQ(world.used(), 2);
+  const std::int32_t row = cache.host_row_of_pass(0);
+  const std::int32_t slot = world.slot_of[static_cast<std::size_t>(row)];
+  ASSERT_NE(slot, kNone);
+  EXPECT_NE(world.slot_of[static_cast<std::size_t>(cache.host_row_of_pass(2))], kNone);
+  // Once more, with others: what is there keeps its slot, and of the others the oldest goes.
+  world.tick = 2;
+  world.positions = {10, 30, kNone};
+  cache.begin(/*claims=*/true);
+  world.tick = 3;
+  world.positions = {9, 31, kNone};
+  cache.begin(/*claims=*/true);
+  EXPECT_EQ(world.slot_of[static_cast<std::size_t>(row)], slot);
+  EXPECT_EQ(world.stamp[static_cast<std::size_t>(slot)], 3);
+  EXPECT_NE(world.slot_of[static_cast<std::size_t>(cache.host_row_of_pass(1))], kNone);
+  EXPECT_EQ(world.slot_of[static_cast<std::size_t>(world.host_row_at(2, 200))], kNone);
+  EXPECT_EQ(world.counters.evictions, 1);
+  EXPECT_EQ(world.counters.appended + world.counters.misses + world.counters.hits, 0);
+  // None of them goes in this tick, however much is missing.
+  EXPECT_THROW(cache.recall({0,     1,     2,     kNone, kNone, kNone, kNone, kNone, 20,    kNone, kNone, kNone,
+                             kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone}),
+               StateError);
+  EXPECT_EQ(world.slot_of[static_cast<std::size_t>(row)], slot);
 }
 
 TEST(Append, RowsAndIndexKeysMayComeApart) {
@@ -151,8 +188,7 @@ TEST(Append, RowsAndIndexKeysMayComeApart) {
                       .kv = nullptr,
                       .kv_dtype = DType::f32,
                       .index_key = keys.data(),
-                      .index_key_dtype = DType::f32,
-                      .to_slots = true};
+                      .index_key_dtype = DType::f32};
   const auto slab = world.slab;
   CpuBackend(1).append(params);
   EXPECT_TRUE(world.slab == slab);
@@ -164,8 +200,8 @@ TEST(Append, RowsAndIndexKeysMayComeApart) {
   params.index_key = nullptr;
   CpuBackend(1).append(params);
   EXPECT_TRUE(world.index_keys == written);
-  EXPECT_EQ(world.used(), 2);
-  EXPECT_EQ(world.counters.appended, 2);
+  EXPECT_FALSE(world.slab == slab);
+  EXPECT_EQ(world.used(), 0);
 }
 
 TEST(Append, WritesHostRowSlotAndIndexKey) {
@@ -180,8 +216,9 @@ TEST(Append, WritesHostRowSlotAndIndexKey) {
                               .kv = kv.data(),
                               .kv_dtype = DType::f32,
                               .index_key = keys.data(),
-                              .index_key_dtype = DType::f32,
-                              .to_slots = true};
+                              .index_key_dtype = DType::f32};
+    const LayerView layer = world.layer();
+    CpuBackend(1).begin({.step = world.step(), .host_blocks = world.sizes.host_blocks, .layers = {&layer, 1}});
     CpuBackend(1).append(params);
     EXPECT_EQ(world.counters.appended, 2);
     EXPECT_EQ(world.used(), 2);
@@ -205,36 +242,39 @@ TEST(Append, WritesHostRowSlotAndIndexKey) {
   }
 }
 
-TEST(Append, AMappedRowKeepsItsSlotAndPrefillUnmapsIt) {
+TEST(Append, ARowThatHasASlotIsWrittenToBothPlaces) {
   Cache cache({.batch = 1});
   cache.world.positions = {7};
-  cache.append(true, 1);
+  cache.append(1);
   const std::int32_t row = cache.host_row_of_pass(0);
-  const std::int32_t slot = cache.world.slot_of[static_cast<std::size_t>(row)];
-  cache.world.tick = 2;
-  cache.append(true, 2);
-  EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(row)], slot);
-  EXPECT_EQ(cache.world.stamp[static_cast<std::size_t>(slot)], 2);
-  EXPECT_TRUE(equal(cache.world.slot_bytes(slot), row_pattern(row, 2, 48)));
-  EXPECT_EQ(cache.world.counters.appended, 2);
-  cache.append(false, 3);
   EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(row)], kNone);
-  EXPECT_EQ(cache.world.used(), 0);
-  EXPECT_TRUE(equal(cache.world.host_bytes(row), row_pattern(row, 3, 48)));
-  EXPECT_EQ(cache.world.counters.appended, 2);
+  EXPECT_TRUE(equal(cache.world.host_bytes(row), row_pattern(row, 1, 48)));
+  EXPECT_EQ(cache.world.counters.appended, 0);
+  cache.begin(/*claims=*/true);
+  const std::int32_t slot = cache.world.slot_of[static_cast<std::size_t>(row)];
+  for (std::int32_t version = 2; version < 4; ++version) {
+    cache.world.tick = version;
+    cache.begin(/*claims=*/true);
+    cache.append(version);
+    EXPECT_EQ(cache.world.slot_of[static_cast<std::size_t>(row)], slot);
+    EXPECT_EQ(cache.world.stamp[static_cast<std::size_t>(slot)], version);
+    EXPECT_TRUE(equal(cache.world.slot_bytes(slot), row_pattern(row, version, 48)));
+    EXPECT_TRUE(equal(cache.world.host_bytes(row), row_pattern(row, version, 48)));
+    EXPECT_EQ(cache.world.counters.appended, version - 1);
+  }
 }
 
 TEST(Append, RefusesBeforeWriting) {
   Cache cache({.slots = 1, .host_blocks = 8, .batch = 2});
   const auto slab = cache.world.slab;
   cache.world.positions = {3, 3};
-  EXPECT_THROW(cache.append(true), StateError);  // two rows, one slot
   cache.world.block_table[4] = cache.world.block_table[0];
-  EXPECT_THROW(cache.append(false), StateError);  // both to the same host row
+  EXPECT_THROW(cache.begin(/*claims=*/true), StateError);
+  EXPECT_THROW(cache.append(), StateError);  // both to the same host row
   cache.world.block_table[0] = 100;
-  EXPECT_THROW(cache.append(false), StateError);
+  EXPECT_THROW(cache.append(), StateError);
   EXPECT_TRUE(cache.world.slab == slab);
-  cache.check();
+  EXPECT_EQ(cache.world.used(), 0);
 }
 
 TEST(Release, FreesSlotsAndRefusesWhatIsOutside) {

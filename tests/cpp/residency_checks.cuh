@@ -29,7 +29,7 @@ __host__ __device__ inline std::uint32_t row_word(std::int32_t row, std::int32_t
       static_cast<std::uint32_t>(word));
 }
 
-enum class Verb : std::int32_t { append_to_slots, append_to_host, recall, append_and_recall, release };
+enum class Verb : std::int32_t { begin, append, recall, append_and_recall, release };
 
 /// How selections are drawn.
 enum class Taste : std::int32_t { anywhere, recent, few, prefix, gaps, nothing, turnover };
@@ -70,7 +70,7 @@ struct Findings {
   std::int32_t distinct;  ///< rows among them
   std::int32_t free;      ///< slots with the stamp of a free one
   std::int32_t new_rows;
-  std::int32_t new_without_slot;  ///< before the call
+  std::int32_t new_without_slot;  ///< before the pass
   ReplacementState replacement;   ///< after the call before
   LayerCounters counters;
 };
@@ -161,8 +161,6 @@ struct Draw {
       if (const std::int32_t own = world.step.positions[row]; own != kNone) {
         const std::int32_t target = world.host_row(row, own);
         world.versions[target] = world.row_versions[row];
-        add(world.findings->new_rows, 1);
-        add(world.findings->new_without_slot, world.layer.slot_of[target] < 0 ? 1 : 0);
         for (std::int32_t word = 0; word < world.words(); ++word) {
           reinterpret_cast<std::uint32_t*>(row_address(world.kv, row, world.layer.row_bytes))[word] =
               row_word(target, world.row_versions[row], word);
@@ -179,6 +177,7 @@ struct Check {
   Verb verb;
   std::int32_t call;
   std::int32_t now;
+  bool claims;    ///< new rows of the pass got slots
   bool may_fail;  ///< rows may be left without a slot
   bool failed;    ///< and may be marked so, from this call or before
 
@@ -207,7 +206,9 @@ struct Check {
     }
     if (row < 0 || row >= world.layer.host_rows || world.layer.slot_of[row] != slot) {
       raise(Fault::row_of_slot, slot);
-    } else if (stamp < 1 || stamp > now) {
+    } else if (stamp >= now && verb == Verb::begin) {
+      return;  // checked with the new rows, and not written yet
+    } else if (stamp < 1 || stamp > new_row_at(now)) {
       raise(Fault::stamp_of_slot, slot);
     } else if (!world.has_bytes(row_address(world.layer.pool, slot, world.layer.row_bytes), row, lane, kLanes)) {
       raise(Fault::bytes_of_slot, slot);
@@ -247,7 +248,7 @@ struct Check {
       return;
     }
     if (slot < 0 || slot >= world.layer.slots || world.layer.host_of[slot] != host_row ||
-        world.layer.stamp[slot] != now) {
+        world.layer.stamp[slot] < now) {
       raise(Fault::entry, entry);
     }
   }
@@ -256,9 +257,14 @@ struct Check {
       return;
     }
     const std::int32_t target = world.host_row(row, world.step.positions[row]);
-    const bool resident = world.layer.slot_of[target] >= 0;
-    if (!may_fail && (verb == Verb::append_to_host ? resident : verb != Verb::recall && !resident)) {
+    const std::int32_t slot = world.layer.slot_of[target];
+    const bool right = slot < 0 ? !claims || verb == Verb::recall || may_fail
+                                : !claims || verb != Verb::begin || world.layer.stamp[slot] >= now;
+    if (!right) {
       raise(Fault::new_row, row);
+    }
+    if (verb == Verb::begin) {
+      return;
     }
     if (!world.has_bytes(row_address(world.layer.slab, target, world.layer.host_stride), target, lane, kLanes)) {
       raise(Fault::bytes_of_new_row, row);
@@ -308,19 +314,20 @@ struct Balance {
     const std::int64_t evictions = after.evictions - before.evictions;
     const std::int64_t appended = after.appended - before.appended;
     const std::int64_t filled = found.replacement.free - layer.replacement->free + evictions;
-    const bool appends = check.verb == Verb::append_to_slots || check.verb == Verb::append_and_recall;
+    const bool appends = check.verb == Verb::append || check.verb == Verb::append_and_recall;
+    const std::int32_t written = found.new_rows - (check.claims ? 0 : found.new_without_slot);
+    const std::int32_t claimed = check.verb == Verb::begin && check.claims ? found.new_without_slot : 0;
     expect(layer.replacement->free == found.free, Fault::free_count, found.free);
     expect(layer.replacement->copied == 0, Fault::copied, layer.replacement->copied);
-    expect(appended == (appends ? found.new_rows : 0), Fault::appended, appended);
     if (!check.may_fail) {
+      expect(appended == (appends ? written : 0), Fault::appended, appended);
       expect(hits + misses == (check.recalls() ? found.entries : 0), Fault::hits_and_misses, hits + misses);
       expect(misses <= (warm ? 0 : found.distinct) && after.lost_races - before.lost_races <= hits, Fault::misses,
              misses);
-      if (check.recalls() || appends) {
-        expect(filled >= misses + (appends ? found.new_without_slot : 0) && filled <= misses + appended, Fault::balance,
-               filled);
-      } else {
+      if (check.verb == Verb::release) {
         expect(filled <= 0 && evictions == 0, Fault::balance, filled);
+      } else {
+        expect(filled == misses + claimed, Fault::balance, filled);
       }
     }
     found.entries = found.distinct = found.free = 0;
@@ -329,11 +336,17 @@ struct Balance {
   }
 };
 
-/// Forgets the new rows of the pass before.
-struct Begin {
+/// Of a pass that is about to begin.
+struct CountNewRows {
   WorldView world;
   __host__ __device__ void operator()(std::int64_t /*index*/) const {
     world.findings->new_rows = world.findings->new_without_slot = 0;
+    for (std::int32_t row = 0; row < world.step.rows; ++row) {
+      if (const std::int32_t own = world.step.positions[row]; own != kNone) {
+        ++world.findings->new_rows;
+        world.findings->new_without_slot += world.layer.slot_of[world.host_row(row, own)] < 0 ? 1 : 0;
+      }
+    }
   }
 };
 

@@ -119,6 +119,14 @@ TEST_F(Residency, AStampAheadOfTheTickIsAHit) {
   EXPECT_EQ(maps_.stamp[at(slot_)], kNow + 1);
 }
 
+TEST_F(Residency, ANewRowIsProtectedBeforeAnythingElse) {
+  EXPECT_EQ(look_up(layer_, kRow, new_row_at(kNow)), slot_);  // begin
+  EXPECT_FALSE(evict(layer_, slot_, kOld, kRow));
+  EXPECT_EQ(look_up(layer_, kRow, new_row_at(kNow)), slot_);  // the pass begins once more
+  EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
+  EXPECT_EQ(maps_.stamp[at(slot_)], new_row_at(kNow));
+}
+
 TEST_F(Residency, AStampBelowAllTicksIsAHit) {
   maps_.stamp[at(slot_)] = kFree - 1 - kNow;
   EXPECT_EQ(look_up(layer_, kRow, kNow), slot_);
@@ -136,6 +144,7 @@ TEST_F(Residency, WhatFollowsPendingIsNotAskedAgain) {
 
 TEST_F(Residency, ARowThatGotNoSlotIsFetchedByTheNextCall) {
   maps_.slot_of[kOther] = failed_at(kNow);
+  EXPECT_EQ(look_up(layer_, kOther, kNow), kPending);  // nobody tries again
   EXPECT_EQ(wait_for(layer_, kOther, kNow), kNone);
   EXPECT_EQ(look_up(layer_, kOther, kNow + 1), kNone);
   EXPECT_EQ(look_up(layer_, kOther, kNow + 1), kPending);

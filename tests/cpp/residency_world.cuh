@@ -158,8 +158,8 @@ class World {
   std::int64_t calls() const { return call_; }
   std::mt19937& engine() { return engine_; }
 
-  /// Uploads the next pass, draws its selection and new rows.
-  void begin_pass(Taste taste, bool padding) {
+  /// Begins the next pass. `claims`: its new rows get slots.
+  void begin_pass(bool padding, bool claims) {
     tick_ += 1 + kMostOffset + static_cast<std::int32_t>(engine_() % 3);
     word(0) = tick_;
     for (std::int32_t entry = 0; entry < sizes_.batch; ++entry) {
@@ -179,21 +179,35 @@ class World {
       }
       length += pads ? 0 : sizes_.query_rows;
     }
-    upload();
-    draw(taste);
+    begin(claims);
   }
   /// The same pass again, in a tick of its own.
   void repeat_pass() {
     word(0) = ++tick_;
-    upload();
+    begin(/*claims=*/true);
   }
+  /// The pass that was begun fails before anything was written.
+  void fail_pass() {
+    std::vector<RowRun> runs;
+    for (std::int32_t row = 0; row < sizes_.rows(); ++row) {
+      if (const std::int32_t position = word(4 + row); position != kNone) {
+        const std::int32_t entry = row / sizes_.query_rows;
+        const std::int32_t target =
+            block_of(entry, position / kTokensPerBlock) * kTokensPerBlock + position % kTokensPerBlock;
+        --versions_[static_cast<std::size_t>(target)];
+        --lengths_[static_cast<std::size_t>(entry)];
+        runs.push_back({.first = target, .count = 1});
+      }
+    }
+    release(runs);
+  }
+  /// What the pass selects and what its new rows are.
   void draw(Taste taste) {
-    work(Begin{view_}, 1);
     const Draw draw{.world = view_, .taste = taste, .seed = ++seed_};
     work(draw, draw.count());
   }
 
-  void append(bool to_slots) {
+  void append() {
     ++call_;
     backend_->append({.layer = view_.layer,
                       .step = view_.step,
@@ -201,9 +215,8 @@ class World {
                       .kv = view_.kv,
                       .kv_dtype = DType::u8,
                       .index_key = nullptr,
-                      .index_key_dtype = DType::f32,
-                      .to_slots = to_slots});
-    check(to_slots ? Verb::append_to_slots : Verb::append_to_host, tick_);
+                      .index_key_dtype = DType::f32});
+    check(Verb::append, tick_);
   }
   void recall(bool appends, bool scored, std::int32_t tick_offset = 0, bool warm = false) {
     ++call_;
@@ -284,15 +297,22 @@ class World {
       release(runs);
     }
   }
-  void upload() {
+  void begin(bool claims) {
+    ++call_;
+    claims_ = claims;
     backend_->upload_control(const_cast<std::int32_t*>(view_.step.tick), words_.data(), words_.size() * 4);
-    backend_->begin({.step = view_.step, .host_blocks = sizes_.host_blocks()});
+    work(CountNewRows{view_}, 1);
+    backend_->begin({.step = view_.step,
+                     .host_blocks = sizes_.host_blocks(),
+                     .layers = {&view_.layer, claims ? std::size_t{1} : std::size_t{0}}});
+    check(Verb::begin, tick_);
   }
   void check(Verb verb, std::int32_t now, bool warm = false) {
     const Check check{.world = view_,
                       .verb = verb,
                       .call = static_cast<std::int32_t>(call_),
                       .now = now,
+                      .claims = claims_,
                       .may_fail = may_fail_,
                       .failed = failed_};
     work(check, check.count());
@@ -341,6 +361,7 @@ class World {
   std::int32_t tick_ = 0;
   std::uint32_t seed_ = 0;
   std::int64_t call_ = 0;
+  bool claims_ = false;
   bool may_fail_ = false;
   bool failed_ = false;
 };

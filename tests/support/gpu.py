@@ -142,3 +142,24 @@ def recorded(trace: pathlib.Path, window: str) -> tuple[Counter[str], Counter[st
 def matching(counts: Counter[str], pattern: str) -> int:
     """How many of them; names may carry the suffix of a version."""
     return sum(count for name, count in counts.items() if re.fullmatch(f"({pattern})(_v\\d+|_ptsz)*", name))
+
+
+def host_work(calls: Counter[str], copies: Counter[str]) -> dict[str, int]:
+    """What steady steps ask of CUDA, given what `recorded` found: one launch and one copy each, and nothing else."""
+    return {
+        "graph launches": matching(calls, r"cudaGraphLaunch|cuGraphLaunch"),
+        "copies asked for": matching(calls, r"cudaMemcpyAsync|cuMemcpyHtoDAsync"),
+        "copies to the device": sum(n for name, n in copies.items() if "HtoD" in name),
+        "copies to the host": sum(n for name, n in copies.items() if "DtoH" in name),
+        "pageable copies": sum(n for name, n in copies.items() if "Pageable" in name),
+        "copies that wait": matching(calls, r"cudaMemcpy|cuMemcpy|cuMemcpy(HtoD|DtoH)"),
+        "synchronisations": matching(calls, r"(cuda|cu)(Stream|Device|Event|Ctx)Synchronize"),
+        "allocations": matching(calls, r"cuda(Malloc|Free|Host)\w*|cuMem(Alloc|Free|Host|Create|Map)\w*"),
+        "launches outside of graphs": matching(calls, r"cuda(LaunchKernel|Memset)\w*|cuLaunchKernel\w*"),
+    }
+
+
+def steady(steps: int) -> dict[str, int]:
+    """What `host_work` has to say of so many steps."""
+    once = ("graph launches", "copies asked for", "copies to the device")
+    return {name: steps if name in once else 0 for name in host_work(Counter(), Counter())}

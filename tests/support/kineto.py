@@ -7,7 +7,7 @@ from typing import Any
 
 OWN = "echo::(anonymous namespace)::"
 GENERIC = {
-    "begin": [f"{OWN}owners(echo::BeginParams)"],
+    "begin": [f"{OWN}begin_pass(echo::BeginParams, {OWN}BeginGrid, echo::KernelErrorView)"],
     "append": [f"{OWN}append(echo::AppendParams, echo::KernelErrorView)"],
     "score": [
         f"{OWN}index_queries(echo::ScoreParams, echo::IndexQueryView)",
@@ -27,6 +27,7 @@ GENERIC = {
 
 HOPPER = {
     **GENERIC,
+    "append": [],  # score does it
     "score": [
         f"void {OWN}score_sm90<64, 128, true>(CUtensorMap_st, echo::ScoreParams, echo::RowGroups, "
         "echo::KernelErrorView)"

@@ -9,6 +9,8 @@ namespace echo::ptx {
 /// Orders this thread's ordinary writes to shared memory before what tensor cores and the copy engine do there, once a
 /// barrier has told them.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/// The same for global memory.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 /// 16 bytes of global memory, past the first-level cache.
 __device__ __forceinline__ uint4 load(const void* address) {

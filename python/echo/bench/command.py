@@ -41,19 +41,20 @@ def run(options: argparse.Namespace) -> int:
         f"selections like {asked.regime}",
         flush=True,
     )
+    for name, reason in asked.left_out.items():
+        print(f"{name} is left out: {reason}")
     cases: list[Case] = []
-    for group in _groups(asked):
-        cases += measure(asked, group)
-        cases.sort(key=lambda case: asked.systems.index(case.system))
-        if options.json is not None:
-            options.json.write_text(json.dumps(report(asked, cases), indent=1, allow_nan=False) + "\n")
+    echo.keep_host_memory(True)  # all runtimes need the same
+    try:
+        for group in _groups(asked):
+            cases += measure(asked, group)
+            cases.sort(key=lambda case: asked.systems.index(case.system))
+            if options.json is not None:
+                options.json.write_text(json.dumps(report(asked, cases), indent=1, allow_nan=False) + "\n")
+    finally:
+        echo.keep_host_memory(False)
     tables.print_table(cases, asked.added)
-    print(
-        f"\nRun were steps of attention with indexer and cache, {layers}; of batches of one "
-        f"size {asked.repeat or 'all'}, the others\ntook as long. Filling contexts is not timed. The time added stands "
-        "for the rest of a model and is the same for all batches\n(a real one takes longer for larger batches). Ratios "
-        "are to resident at the same pool."
-    )
+    print(f"\n{_how(asked)}")
     if options.plot is not None:
         from echo.bench.picture import save_picture
 
@@ -87,12 +88,13 @@ def measure(asked: Options, group: Sequence[System]) -> list[Case]:
             same = system.tokens, system.most
             if same not in done:
                 chosen = sample(parts, asked.repeat)
-                done[same] = account(parts, server.serve(parts, chosen, system.resident))
+                done[same] = account(parts, server.serve(parts, chosen, system.resident, asked.steps))
             served = done[same]
             cases.append(Case(system, systems.gpu_bytes(system, load, shape), served))
             print(
                 f"  {system.name}, pool {system.pool:,}: batch {served.batch:.1f}, {served.step_ms:.2f} ms a step, "
-                f"{served.run_steps:,} of {served.steps:,} steps run in {served.run_seconds:.1f} s",
+                f"{sum(run.steps for run in served.runs):,} of {served.steps:,} steps run in "
+                f"{sum(run.seconds for run in served.runs):.1f} s",
                 flush=True,
             )
     return cases
@@ -106,6 +108,12 @@ def report(asked: Options, cases: Sequence[Case]) -> dict[str, Any]:
         "device": asked.device,
         "settings": asked.settings,
         "modelled": "added_ms: all of a step that is not attention, the same for all batches",
+        "measured": "runs of each batch size that the schedule has, from cold pools on: cases[].measured[].runs",
+        "put_together": "attention_ms_per_step, miss_rate and tokens_per_s: the whole schedule; steps that were not "
+        "run are taken to be like the second half of those that were, batches like others of their size",
+        "left_out": asked.left_out,
+        "repeat": asked.repeat,
+        "steps": asked.steps,
         "cases": [
             {
                 "case": {"system": case.system.name, "pool": case.system.pool, "overlap": asked.regime},
@@ -120,6 +128,19 @@ def report(asked: Options, cases: Sequence[Case]) -> dict[str, Any]:
             for case in cases
         ],
     }
+
+
+def _how(asked: Options) -> str:
+    """What was measured and what was put together, for people."""
+    batches = f"{asked.repeat} batches" if asked.repeat else "all batches"
+    steps = f"the first {asked.steps} steps" if asked.steps else "all steps"
+    return (
+        f"Measured: {steps} of {batches} of each size, of attention with indexer and cache, "
+        f"{counted(asked.shape.layers, 'layer')}.\nPut together: the schedule; steps that were not run take as long as "
+        "the second half of those that were, batches\nas long as others of their size. Filling contexts is not timed. "
+        "Modelled: the time added, all that is not attention; a\nreal one grows with the batch. Ratios are to resident "
+        "at the same pool."
+    )
 
 
 def _groups(asked: Options) -> list[list[System]]:

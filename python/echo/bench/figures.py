@@ -1,11 +1,13 @@
-"""From times of stretches to tokens per second."""
+"""From times of batches that were run to tokens per second of a whole schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from echo.bench.measured import Batch, Counts, Timed
 from echo.bench.schedule import Stretch
 from echo.bench.systems import System
 
@@ -14,90 +16,34 @@ PAPER = {325_000: 2.15, 200_000: 3.10, 110_000: 4.12}
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What pools did, all layers together.
-
-    Attributes:
-        hits, misses: entries of selections; misses are rows that a recall fetched.
-        prefetched: rows fetched before that, while the indexer scored.
-        wasted: those of them that were not selected in the same step.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    prefetched: int = 0
-    wasted: int = 0
-
-    @classmethod
-    def of(cls, layers: Iterable[Any]) -> Counts:
-        """The sum of the statistics of layers."""
-        sums = [0, 0, 0, 0]
-        for layer in layers:
-            for i, name in enumerate(("hits", "misses", "prefetched", "prefetched_wasted")):
-                sums[i] += getattr(layer, name)
-        return cls(*sums)
-
-    def __add__(self, other: Counts) -> Counts:
-        """Both together."""
-        return Counts(
-            self.hits + other.hits,
-            self.misses + other.misses,
-            self.prefetched + other.prefetched,
-            self.wasted + other.wasted,
-        )
-
-    def __sub__(self, earlier: Counts) -> Counts:
-        """What was counted since."""
-        return self + Counts(-earlier.hits, -earlier.misses, -earlier.prefetched, -earlier.wasted)
-
-    def share(self, rows: int) -> float:
-        """Of all selected rows."""
-        selected = self.hits + self.misses
-        return rows / selected if selected else 0.0
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A stretch that was run.
-
-    Attributes:
-        seconds: of all steps.
-        counts: of all steps.
-        late: of the second half of them, when pools have filled.
-    """
-
-    seconds: float
-    counts: Counts
-    late: Counts
-
-
-@dataclass(frozen=True)
 class Served:
-    """All requests of a load, served by one system.
+    """All requests of a load, served by one system: the schedule, put together from the batches that were run.
 
     Attributes:
-        tokens: that requests got.
-        steps: that this took.
-        batch_most: requests in the largest batch.
-        seconds: without what is not attention; stretches that were not run last as long as the others of their size.
-        run_steps: steps that were run.
-        run_seconds: their part of `seconds`.
-        repeats: how often the most frequent stretch was run.
-        spread: of its times, (longest - shortest) / mean.
-        counts: of the steps that were run.
-        late: of the second half of each stretch.
+        batches: all sizes that the schedule has, the one with most steps first.
     """
 
-    tokens: int
-    steps: int
-    batch_most: int
-    seconds: float
-    run_steps: int
-    run_seconds: float
-    repeats: int
-    spread: float
-    counts: Counts
-    late: Counts
+    batches: tuple[Batch, ...]
+
+    @property
+    def tokens(self) -> int:
+        """That requests get."""
+        return sum(batch.times * batch.steps * batch.requests for batch in self.batches)
+
+    @property
+    def steps(self) -> int:
+        """That this takes."""
+        return sum(batch.times * batch.steps for batch in self.batches)
+
+    @property
+    def seconds(self) -> float:
+        """Without what is not attention."""
+        return sum(batch.times * batch.seconds for batch in self.batches)
+
+    @property
+    def batch_most(self) -> int:
+        """Requests in the largest batch."""
+        return max(batch.requests for batch in self.batches)
 
     @property
     def batch(self) -> float:
@@ -106,8 +52,23 @@ class Served:
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds that a step took, on average."""
+        """Milliseconds that a step takes, on average."""
         return 1e3 * self.seconds / self.steps
+
+    @property
+    def runs(self) -> list[Timed]:
+        """Everything that was run."""
+        return [run for batch in self.batches for run in batch.runs]
+
+    @property
+    def counts(self) -> Counts:
+        """Of all steps."""
+        return sum((batch.counts for batch in self.batches), Counts())
+
+    @property
+    def late(self) -> Counts:
+        """Of the late steps that were run."""
+        return sum((run.late for run in self.runs), Counts())
 
     def tokens_per_second(self, added_ms: float) -> float:
         """With so much more time for each step: what is not attention is modelled, nothing of it runs."""
@@ -116,29 +77,13 @@ class Served:
 
 def account(stretches: Sequence[Stretch], timed: Mapping[int, Timed]) -> Served:
     """What all stretches come to, given some of each size."""
-    sizes: dict[tuple[int, int], list[float]] = {}
+    runs: dict[tuple[int, int], list[Timed]] = {}
     for number, one in timed.items():
-        sizes.setdefault(_size(stretches[number]), []).append(one.seconds)
-    seconds = 0.0
-    frequency: dict[tuple[int, int], int] = {}
-    for number, stretch in enumerate(stretches):
-        size = _size(stretch)
-        frequency[size] = frequency.get(size, 0) + stretch.steps
-        seconds += timed[number].seconds if number in timed else sum(sizes[size]) / len(sizes[size])
-    repeated = sizes[max(frequency, key=lambda size: frequency[size])]
-    runs = timed.values()
-    return Served(
-        tokens=sum(stretch.tokens for stretch in stretches),
-        steps=sum(stretch.steps for stretch in stretches),
-        batch_most=max(len(stretch.running) for stretch in stretches),
-        seconds=seconds,
-        run_steps=sum(stretches[number].steps for number in timed),
-        run_seconds=sum(one.seconds for one in runs),
-        repeats=len(repeated),
-        spread=(max(repeated) - min(repeated)) / (sum(repeated) / len(repeated) or 1.0),
-        counts=sum((one.counts for one in runs), Counts()),
-        late=sum((one.late for one in runs), Counts()),
-    )
+        runs.setdefault(_size(stretches[number]), []).append(one)
+    times = Counter(map(_size, stretches))
+    batches = [Batch(*size, times[size], tuple(of_size)) for size, of_size in runs.items()]
+    assert len(batches) == len(times), "some size was not run"
+    return Served(tuple(sorted(batches, key=lambda batch: -batch.times * batch.steps)))
 
 
 def _size(stretch: Stretch) -> tuple[int, int]:
@@ -170,13 +115,14 @@ class Case:
             "gpu_bytes": self.gpu,
             "miss_rate": served.counts.share(served.counts.misses),
             "late_miss_rate": served.late.share(served.late.misses),
-            "prefetched_per_selected": served.counts.share(served.counts.prefetched),
-            "prefetched_in_vain_per_selected": served.counts.share(served.counts.wasted),
-            "spread": served.spread,
-            "repeats": served.repeats,
+            "fetched_ahead_per_selected": served.counts.share(served.counts.ahead),
+            "fetched_in_vain_per_selected": served.counts.share(served.counts.wasted),
+            "spread": served.batches[0].spread,
+            "repeats": len(served.batches[0].runs),
             "steps": served.steps,
-            "steps_run": served.run_steps,
-            "seconds_run": served.run_seconds,
+            "steps_run": sum(run.steps for run in served.runs),
+            "seconds_run": sum(run.seconds for run in served.runs),
+            "measured": [batch.figures() for batch in served.batches],
         }
 
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import echo
 from echo import settings, trace_options
-from echo.bench import systems
+from echo.bench import offered, systems
 from echo.bench.regimes import REGIMES
 from echo.bench.schedule import Load, draw_load, room_for
 from echo.bench.systems import SYSTEMS, System
 
 _SET_HERE = frozenset({
     "device", "host_tokens", "gpu_slots", "max_batch", "query_rows", "max_sessions", "max_context", "prefill_chunk",
-    "prefetch",
-    "forecast_cap",
+    *(switch.setting for switch in systems.SWITCHES.values()),
 })  # fmt: skip
 _SIZES: dict[bool, dict[str, Any]] = {  # by --quick: small enough for seconds on a CPU
     False: {
@@ -37,8 +36,10 @@ class Options:
         shape: of the model.
         load: what is served.
         systems: all of them, pool by pool.
+        left_out: those that cannot be measured here, and why.
         added: milliseconds that are added to each step, one result for each.
         repeat: of `schedule.sample`.
+        steps: that are run of a batch, 0 for all.
         regime: a key of `REGIMES`.
         device: as of `echo.Runtime`.
         seed: of all that is random.
@@ -48,8 +49,10 @@ class Options:
     shape: echo.ModelShape
     load: Load
     systems: list[System]
+    left_out: dict[str, str]
     added: list[float]
     repeat: int
+    steps: int
     regime: str
     device: str
     seed: int
@@ -85,6 +88,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="batches of one size that are really run, others take as long (default 3; 0: run all)",
     )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=96,
+        metavar="N",
+        help="steps of a batch that are really run, from cold pools on; the others take as long as the second half of "
+        "these (default 96; 0: run all)",
+    )
     parser.add_argument("--quick", action="store_true", help="everything scaled down, for a first look and for CPUs")
     settings.add_device(parser)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
@@ -106,6 +117,8 @@ def check(options: argparse.Namespace) -> Options:
             raise echo.InvalidArgument(f"{name}: {chosen(name)} given, expected at least 1")
     if options.repeat < 0:
         raise echo.InvalidArgument(f"repeat: {options.repeat} given, expected at least 0")
+    if options.steps < 0 or options.steps == 1:
+        raise echo.InvalidArgument(f"steps: {options.steps} given, expected at least 2, or 0 for all")
     trace_options.check_files(options)
     added = trace_options.numbers("added", options.added, float)
     if not all(0 <= extra < 1e6 for extra in added):
@@ -124,12 +137,19 @@ def check(options: argparse.Namespace) -> Options:
     host = options.host_memory or int(min(sizes["host"], 0.95 * here if here else sizes["host"]))
     room = room_for(output[1], lengths[1], shape.top_k)
     load = draw_load(lengths, chosen("requests"), output, host // (shape.layers * shape.row_bytes), room, options.seed)
+    made = [systems.make_system(name, pool, load, shape) for pool in pools for name in names]
+    reasons = {name: offered.why_not(name, _shape(1, options.quick), device, given) for name in names}
+    left_out = {name: reason for name, reason in reasons.items() if reason is not None}
+    if len(left_out) == len(names):
+        raise echo.NotSupported("systems: none of them can be measured here; " + "; ".join(left_out.values()))
     return Options(
         shape=shape,
         load=load,
-        systems=[systems.make_system(name, pool, load, shape) for pool in pools for name in names],
+        systems=[system for system in made if system.name not in left_out],
+        left_out=left_out,
         added=added,
         repeat=options.repeat,
+        steps=options.steps,
         regime=options.overlap,
         device=device,
         seed=options.seed,

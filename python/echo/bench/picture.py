@@ -11,7 +11,7 @@ from echo import trace_options
 from echo.bench.figures import PAPER, Case, base_of
 from echo.bench.systems import SYSTEMS
 
-_COLORS = dict(zip(SYSTEMS, ("#b8c4d0", "#7d8b99", "#e0a030", "#1f6f8b", "#c0392b"), strict=True))
+_COLORS = dict(zip(SYSTEMS, ("#b8c4d0", "#7d8b99", "#e0a030", "#1f6f8b", "#c0392b", "#6c4f9c"), strict=True))
 
 
 def save_picture(path: Path, cases: Sequence[Case], added: Sequence[float], title: str) -> None:

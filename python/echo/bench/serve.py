@@ -20,7 +20,7 @@ import torch
 
 import echo
 from echo.bench.drift import Queries
-from echo.bench.figures import Counts, Timed
+from echo.bench.measured import Counts, Timed
 from echo.bench.regimes import Regime
 from echo.bench.schedule import Load, Stretch, blocks, room_for
 
@@ -93,30 +93,42 @@ class Server:
         """Closes the runtime."""
         self.runtime.close()
 
-    def serve(self, stretches: Sequence[Stretch], chosen: Iterable[int], resident: bool) -> dict[int, Timed]:
+    def serve(
+        self, stretches: Sequence[Stretch], chosen: Iterable[int], resident: bool, most_steps: int = 0
+    ) -> dict[int, Timed]:
         """Runs the chosen stretches; what is left out has to be whole.
 
         Args:
             stretches: of a schedule of this server's load.
             chosen: numbers of those that are to be run.
             resident: all rows of a request have slots before its first step. The pool must hold them.
+            most_steps: that are run of a stretch which is whole; 0: all.
         """
         numbers = sorted(chosen)
         self.runtime.capture(self._forward, sorted({len(stretches[number].running) for number in numbers}))
-        self._warm_up([stretches[number] for number in numbers], resident)
+        self._warm_up([stretches[number] for number in numbers])
         timed = {}
         for number in numbers:
             stretch = stretches[number]
             self._open(stretch, resident)
-            timed[number] = self._run(stretch.steps)
+            steps = stretch.steps
+            timed[number] = self._run(min(steps, most_steps) if most_steps and stretch.whole else steps)
             self._close(stretch)
         return timed
 
-    def _warm_up(self, stretches: Sequence[Stretch], resident: bool) -> None:
+    def steady_step(self, stretch: Stretch) -> Callable[[], None]:
+        """Opens the requests of a stretch; returns what replays one step of them, with the same queries each time."""
+        self.runtime.capture(self._forward, [len(stretch.running)])
+        self._open(stretch, resident=False)
+        self._queries.advance(len(self._running))
+        batch = echo.Batch(list(self._running), [0] * len(self._running))
+        return lambda: self.runtime.step(batch)
+
+    def _warm_up(self, stretches: Sequence[Stretch]) -> None:
         """A few steps of each size; their requests are gone then."""
         for running in {len(stretch.running): stretch.running for stretch in stretches}.values():
             alone = Stretch(_WARM_UP, running, len(running), tuple(range(len(running))))
-            self._open(alone, resident)
+            self._open(alone, resident=False)
             self._advance(min(_WARM_UP, self._room))
             self._close(alone)
 
@@ -141,16 +153,15 @@ class Server:
         self._running = [self._running[row] for row in kept]
 
     def _run(self, steps: int) -> Timed:
-        counts = [self._counts()]
-        seconds = 0.0
-        for part in (steps - steps // 2, steps // 2):
+        counts, seconds, late_steps = [self._counts()], [], steps // 2
+        for part in (steps - late_steps, late_steps):
             started = self._clock()
             self._advance(part)
             self.runtime.synchronize()
-            seconds += self._clock() - started
+            seconds.append(self._clock() - started)
             counts.append(self._counts())
         before, half, after = counts
-        return Timed(seconds, after - before, after - half)
+        return Timed(steps, sum(seconds), after - before, late_steps, seconds[1], after - half)
 
     def _advance(self, steps: int) -> None:
         batch = echo.Batch(list(self._running), [0] * len(self._running))

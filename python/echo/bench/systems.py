@@ -9,8 +9,9 @@ the batch at once, and whether rows are all in the pool from the beginning:
                      of all requests, and for maps.
     per-request      2 top-k slots for each request and no more requests than have them, as SGLang's HiSparse has it.
                      The slots are one pool here, of that size.
-    echo             one pool for all requests, as many of them as the host holds; nothing is prefetched.
-    echo-prefetch    the same with prefetching.
+    echo             one pool for all requests, as many of them as the host holds. Nothing travels but what is missed.
+    echo-prefetch    the same, and rows that will probably be selected travel while the indexer scores.
+    echo-forecast    the same as echo, and rows that were nearly selected travel before the next step asks for them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,31 @@ from typing import Any
 import echo
 from echo.bench.schedule import Load, Stretch, blocks, schedule
 
-SYSTEMS = ("resident", "resident-total", "per-request", "echo", "echo-prefetch")
+
+@dataclass(frozen=True)
+class Switch:
+    """A setting of the runtime that has it fetch rows before they are missed.
+
+    Attributes:
+        setting: its name; not every build has it.
+        off: its value for systems that do without.
+        on: its value else.
+        counters: of `echo.LayerStats`; all 0 where a device does nothing of the kind.
+    """
+
+    setting: str
+    off: Any
+    on: Any
+    counters: tuple[str, ...]
+
+
+SWITCHES = {
+    "echo-prefetch": Switch("prefetch", "off", "on", ("candidates", "full_selects")),
+    "echo-forecast": Switch("forecast_cap", 0, -1, ("forecast",)),
+}
+"""By the system that has it on; all others have it off."""
+
+SYSTEMS = ("resident", "resident-total", "per-request", "echo", *SWITCHES)
 _MAPS = ("slot_of", "host_of", "stamp", "free_slots")
 
 
@@ -55,15 +80,26 @@ class System:
         return schedule(load, self.most, self.tokens)
 
 
+def settings_of(name: str) -> dict[str, Any]:
+    """Of the runtime of a system: what this build has of the switches."""
+    known = {field.name for field in echo.config_fields()}
+    return {
+        switch.setting: switch.on if system == name else switch.off
+        for system, switch in SWITCHES.items()
+        if switch.setting in known
+    }
+
+
 def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> System:
     """A system with `pool` slots per layer; InvalidArgument naming `pools` if that holds no request."""
     contexts, k = len(load.lengths), shape.top_k
-    least = {"per-request": 2 * k, "echo": k + 1, "echo-prefetch": k + 1}.get(
-        name, max(load.lengths) + max(load.outputs)
-    )
+    if name.startswith("resident"):
+        least = max(load.lengths) + max(load.outputs)
+    else:
+        least = 2 * k if name == "per-request" else k + 1
     if pool < least:
         raise echo.InvalidArgument(f"pools: {pool:,} slots given, {name} needs {least:,} for a request")
-    settings = (("prefetch", "on" if name == "echo-prefetch" else "off"), ("forecast_cap", 0))
+    settings = tuple(settings_of(name).items())
     if name == "resident":
         return System(name, pool, pool, contexts, pool, settings)
     if name == "resident-total":

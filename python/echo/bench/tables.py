@@ -12,7 +12,7 @@ _COLUMNS = (  # name, what is under it
     ("GPU memory", "rows + keys + maps"),
     ("batch", ""),
     ("missed, %", "all / late"),
-    ("prefetched, %", ""),
+    ("ahead, %", "all / in vain"),
     ("ms/step", ""),
     ("spread", ""),
 )
@@ -21,7 +21,7 @@ _COLUMNS = (  # name, what is under it
 def print_table(cases: Sequence[Case], added: Sequence[float]) -> None:
     """A line for each system and pool; the ratio is to `resident` at the same pool.
 
-    Rows that were missed, and those that were prefetched, are shares of what was selected.
+    Rows that were missed, and those that were fetched ahead, are shares of what was selected.
     """
     heads = [
         [*(name for name, _ in _COLUMNS), *(f"+{extra:g} ms" for extra in added)],
@@ -48,9 +48,9 @@ def _cells(case: Case) -> list[str]:
         _memory([gpu[part] for part in ("rows", "index_keys", "maps")]),
         f"{served.batch:.1f}",
         " / ".join(f"{100 * one.share(one.misses):.1f}" for one in (served.counts, served.late)),
-        f"{100 * served.counts.share(served.counts.prefetched):.1f}",
+        " / ".join(f"{100 * served.counts.share(rows):.1f}" for rows in (served.counts.ahead, served.counts.wasted)),
         f"{served.step_ms:.2f}",
-        f"{100 * served.spread:.1f} %",
+        f"{100 * served.batches[0].spread:.1f} %",
     ]
 
 

@@ -17,7 +17,7 @@ FORECAST = "forecast"
 """Runs beside the others, on streams of its own."""
 
 # Kernels that are called after something else than their verb.
-_NAMED = {"index_queries": "score", "owners": BEGIN, "fold": COMMIT, "forget": COMMIT}
+_NAMED = {"index_queries": "score", "fold": COMMIT, "forget": COMMIT}
 _WORDS = (BEGIN, *VERBS, "prefetch", FORECAST, COMMIT, "release")
 _OWN = re.compile(r"(?:void )?echo::(?:\(anonymous namespace\)::|\w+::)*(\w+)")
 

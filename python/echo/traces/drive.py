@@ -5,8 +5,6 @@ token's index key holds its scores of all steps, a dimension for each, and a ste
 finds the trace's scores to the bit, and what follows from them is the product's. Steps without scores give `recall` the
 selection, and rows go by age.
 
-What differs from a model that calls `attention`: a new row gets its slot in `append`, so its victim goes by age, in the
-smallest pools even where the step selects it.
 Tokens beyond the trace's ranks score below the last one, the lower the longer ago they were selected; scores that are
 not finite are the least or the largest numbers. A step whose context did not grow appends its last token anew.
 """
@@ -112,7 +110,8 @@ def drive(
         alpha: weight of the past in the moving average of the k-th score, 0 to 1.
         prefetch_cap: as of `echo.Runtime`, most rows that are prefetched for each 1,000 scored tokens; -1 for what
             the device can fetch.
-        forecast_cap: as of `echo.Runtime`, most rows that a layer of a step fetches for the next one.
+        forecast_cap: as of `echo.Runtime`, most rows that a layer of a step fetches for the next one; -1 for all
+            that a forecast looks at.
         row_format: of `echo.ModelShape`; sets how many bytes a row has.
 
     Raises:

@@ -1,10 +1,11 @@
 """The product's rule of replacement once more, in numpy: cpp/cache_manager/replacement.hpp says what it does and why.
 
-The same bits: distances and coldness are float32, ages int64, one caller takes all slots of a step, as the CPU backend
-does. The product knows the score of every row, a trace those of its ranks. A row beyond them is taken for colder than
-any other, and of such rows the oldest goes first: all are below the last rank, so age is the best guess there. The rule
-is the product's, then, where ranks reach down to the rows that are evicted (four times the pool will do), and between
-it and LRU else. Where a step has no scores, rows go by age, in the product too.
+The same bits: distances and coldness are float32, ages int64, a slot for the new token is taken as the step begins, and
+one caller takes all others, as the CPU backend does. The product knows the score of every row, a trace those of its
+ranks. A row beyond them is taken for colder than any other, and of such rows the oldest goes first: all are below the
+last rank, so age is the best guess there. The rule is the product's, then, where ranks reach down to the rows that are
+evicted (four times the pool will do), and between it and LRU else. Where a step has no scores, rows go by age, in the
+product too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ class EchoPool(Pool):
         super().__init__(steps, slots)
         self._hand = 0
         self.ahead = np.zeros(slots, np.bool_)  # holds what was forecast and not used since
+        self._begins = False
+
+    def begin(self) -> None:
+        """The new token gets its slot first, by age: nothing is scored yet."""
+        newest = self.steps.newest[self.now]
+        if newest >= 0 and self.slot_of[newest] == FREE:
+            self._begins = True
+            self._place(np.array([newest]))
+            self._begins = False
 
     def victims(self, count: int) -> Slots:
         """Slots in the order in which they are taken."""
@@ -69,7 +79,7 @@ class EchoPool(Pool):
 
     def _distances(self) -> NDArray[np.float32] | None:
         """float32 [rows], how far each row is below the k-th score, -1 beyond the ranks; None if all are unknown."""
-        if not self.steps.scored[self.now]:
+        if self._begins or not self.steps.scored[self.now]:
             return None
         distance = np.full(len(self.slot_of) + 1, -1, np.float32)
         distance[self.steps.ranked[self.now]] = self.steps.distance[self.now]

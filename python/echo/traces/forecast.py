@@ -63,13 +63,13 @@ class ForecastPool(EchoPool):
         self.fetched = 0
         self.hits = 0
 
-    def step(self) -> Slots:
+    def begin(self) -> None:
         """See `Pool`."""
-        slots = self.slot_of[self.steps.wanted(self.now + 1)]
+        super().begin()
+        slots = self.slot_of[self.steps.wanted(self.now)]
         held = slots[slots >= 0]
         self.hits += int(self.ahead[held].sum())
         self.ahead[held] = False
-        return super().step()
 
     def placed(self, slots: Slots) -> None:
         """See `Pool`."""
