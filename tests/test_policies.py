@@ -15,6 +15,7 @@ from echo import cli
 from echo.traces import SelectionRecorder, Trace, synthetic
 from echo.traces.comparison import compare, slots_of
 from echo.traces.echo_rule import coldness_by_score, window_slots
+from echo.traces.forecast import ForecastPool, compare_forecasts
 from echo.traces.layer_steps import LayerSteps
 from echo.traces.policies import POLICIES, make_pool
 
@@ -47,6 +48,23 @@ def test_echo_is_the_rule_of_the_runtime(integers):
         got = np.stack([misses(LayerSteps(trace, layer), pool, "echo") for layer in range(3)], axis=1)
         np.testing.assert_array_equal(got, expected)
         assert expected[200:].sum() > 0
+
+
+def test_forecasts_are_those_of_the_runtime():
+    """The same misses in each step, in pools from the smallest to one that is filled late, and few or all rows."""
+    pytest.importorskip("torch")  # the recorder's
+    decoding = Decoding(before=10, steps=400, integers=True)
+    recorder = SelectionRecorder(layers=3, ranks=decoding.before + decoding.steps)
+    decoding.misses(500, recorder)
+    trace = recorder.trace()
+    for slots, cap in itertools.product((17, 18, 24, 40, 100), (1, 3, 1000)):
+        expected = decoding.misses(slots, forecast_cap=cap)
+        for layer in range(3):
+            pool = ForecastPool(LayerSteps(trace, layer), slots, cap=cap)
+            np.testing.assert_array_equal([len(pool.step()) for _ in range(trace.steps)], expected[:, layer])
+            assert 0 <= pool.hits <= pool.fetched
+            assert layer != 1 or pool.fetched == 0, "it goes by a selection of another layer's scores"
+            assert layer == 1 or slots < 24 or pool.fetched > 0
 
 
 def test_windows_are_those_of_the_product():
@@ -198,6 +216,17 @@ def test_scores_save_a_twelfth_of_what_lru_misses(glm):
     assert (rates.mean("echo") >= rates.mean("belady")).all()
 
 
+def test_forecasts_halve_what_a_pool_of_four_k_misses(glm):
+    """With a tenth of k rows per step and ranks to 1.5 k; at 2 k a fifth less."""
+    slots = [slots_of(glm, pool) for pool in (1, 2, 4)]
+    rates = compare(glm, slots, ("echo",)).mean("echo")
+    of_1k, of_2k, of_4k = (of_pool[0] for of_pool in compare_forecasts(glm, slots, (1.5,), (0.1,)))
+    assert 100 * of_4k.misses <= 3.5
+    assert of_2k.misses <= 0.8 * rates[1] and of_4k.misses <= 0.55 * rates[2]
+    assert max(of_2k.fetched, of_4k.fetched) <= 0.1
+    assert of_1k.fetched < 0.001 and of_1k.misses == pytest.approx(rates[0], abs=0.001)
+
+
 @pytest.mark.parametrize("regime", synthetic.REGIMES)
 @pytest.mark.parametrize("ranks", [1024, synthetic.ALL])
 def test_the_products_rule_is_never_much_worse_than_lru(regime, ranks):
@@ -271,6 +300,28 @@ def test_a_table_for_each_trace(capsys, tmp_path):
     assert files["--plot"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_forecasts_beside_the_policies(capsys, tmp_path):
+    growing(steps=40, top_k=8, first=80).save(tmp_path / "no_scores.npz")
+    files = {"--json": tmp_path / "figures.json", "--plot": tmp_path / "figures.png"}
+    lines = run(
+        capsys, str(tmp_path / "no_scores.npz"), "glm", "--steps", "60", "--top-k", "32", "--pools", "2,4",
+        "--policies", "echo", "--forecast", "0.125,1", "--reach", "1.5",
+        *(str(part) for pair in files.items() for part in pair),
+    )  # fmt: skip
+    assert sum(line.startswith("echo with forecasts: ") for line in lines) == 1
+    first, second = (line.split() for line in lines if line.startswith("1.5 "))
+    assert first[:2] == ["1.5", "0.125"] and second[:2] == ["1.5", "1"]
+    without, with_ = json.loads(files["--json"].read_text())["traces"]
+    assert without["forecasts"] == []
+    of_2k, of_4k = with_["forecasts"]
+    shares = [(one["misses"], one["fetched"], one["fetched"] - one["used"]) for one in (of_2k[0], of_4k[0])]
+    assert [float(cell) for cell in first[2:] if cell != "/"] == [
+        round(100 * share, 2) for one in shares for share in one
+    ]
+    assert 0 < of_4k[0]["fetched"] <= 0.125 and of_4k[0]["misses"] < with_["misses"]["echo"][1][0]
+    assert files["--plot"].read_bytes().startswith(b"\x89PNG")
+
+
 def test_ranks_for_four_times_the_pool_are_enough(capsys, tmp_path):
     growing(steps=20, top_k=8, first=80, ranks=60).save(tmp_path / "trace.npz")
     for pool, warned in (("1.875", False), ("2", True)):
@@ -296,6 +347,10 @@ def test_all_regimes_and_a_trace_without_scores(capsys, tmp_path):
         (("glm", "--policies", "lru,mru"), "policies"),
         (("glm", "--policies", ""), "policies"),
         (("glm", "--layers", "first"), "layers"),
+        (("glm", "--forecast", "few"), "forecast"),
+        (("glm", "--forecast", "0"), "forecast"),
+        (("glm", "--forecast", "--reach", "1"), "reach"),
+        (("glm", "--reach", "2"), "reach"),
         (("glm", "--layers", "1"), "layers"),
         (("glm", "--steps", "0"), "steps"),
         (("glm", "--top-k", "0"), "top_k"),

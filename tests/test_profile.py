@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def profile_of(steps: list[Step], layers: int, step_us: float) -> Profile:
-    counts = [np.full(layers, number) for number in (30.0, 10.0, 8.0, 5.0)]
+    counts = [np.full(layers, number) for number in (30.0, 10.0, 8.0, 5.0, 4.0, 3.0)]
     return Profile("by hand", "cuda:0", layers, steps, step_us, 20.0, *counts)
 
 
@@ -52,6 +52,7 @@ def test_kernels_belong_to_the_verb_that_launches_them(kernels):
         (f"void {OWN}select_recall<4>(echo::RecallParams)", "select+recall"),
         ("void echo::sm90::append_score<true>(echo::ScoreParams)", "append+score"),
         (f"{OWN}prefetch_rows(echo::RecallParams)", "prefetch"),
+        (f"{OWN}find_forecast(echo::ForecastParams, echo::ForecastLists, echo::KernelErrorView)", "forecast"),
         ("echo::commit", "commit"),
     ],
 )
@@ -93,6 +94,20 @@ def test_where_order_tells_nothing_layers_share_equally_or_not_at_all():
     assert layers_of(["begin", *["recall"] * 6, "commit"], 3) == [None, 0, 0, 1, 1, 2, 2, None]
     assert layers_of(["recall"] * 7, 3) == [None] * 7
     assert layers_of([OTHER, "commit"], 3) == [None] * 2
+
+
+def test_forecasts_run_beside_the_others():
+    """They belong to no layer, count where nothing else runs, and may end behind the commit."""
+    spans = [Span("recall", 0, 2, "a", 0), Span("forecast", 2, 9, "b"), Span("attend", 3, 6, "a", 0),
+             Span("forecast", 5, 10, "c"), Span("commit", 8, 9, "a")]  # fmt: skip
+    assert Step(0.0, 10.0, spans).own_times().tolist() == [2, 3, 3, 1, 1]
+    forecast = f"{OWN}fetch_forecast(echo::ForecastParams, echo::ForecastLists, int)"
+    names = step_names(GENERIC, 2)
+    events = step_events(names, 1000.0) + step_events(names, 2000.0)
+    events += [event("kernel", forecast, 1000.0 + 4 * (len(names) + 2), 5.0, stream=9)]
+    first, second = steps_of(events, 2)
+    assert first.spans[-1].part == "forecast" and first.spans[-1].layer is None
+    assert [span.part for span in second.spans] == [UPLOAD, *map(part_of, names)]
 
 
 # --- traces of torch ------------------------------------------------------------------------------------------------
@@ -173,8 +188,8 @@ def test_of_many_layers_those_that_recall_longest_are_shown():
     spans = [Span("recall", 10.0 * layer, 10.0 * layer + 1 + layer % 7, "stream 7", layer) for layer in range(61)]
     lines = layer_lines(profile_of([Step(0.0, 620.0, spans)], 61, 620.0))
     assert [line.split()[0] for line in lines[6:11]] == ["6", "13", "20", "27", "34"] and len(lines) == 12
-    assert lines[5].split()[-7:] == ["missed", "prefetched", "of", "them", "used", "hit", "rate"]
-    assert lines[6].split()[-4:] == ["10.0", "8.0", "5.0", "75.0%"]
+    assert lines[5].split()[-7:] == ["missed", "prefetched", "used", "forecast", "used", "hit", "rate"]
+    assert lines[6].split()[-6:] == ["10.0", "8.0", "5.0", "4.0", "3.0", "75.0%"]
     assert len(sparkline(range(61))) == 61 and sparkline([0, 1, 8]) == "▁▂█" and sparkline([0, 0]) == "▁▁"
     assert layer_lines(profile_of([Step(0.0, 1.0, [])], 61, 1.0)) == ["no kernel could be put down to a layer"]
 

@@ -109,6 +109,7 @@ def test_a_selection_that_is_not_the_traces_is_reported():
         ("layers", {"slots": 24, "layers": []}),
         ("alpha", {"slots": 24, "alpha": 1.5}),
         ("prefetch_cap", {"slots": 24, "prefetch_cap": -2.0}),
+        ("forecast_cap", {"slots": 24, "forecast_cap": -2}),
         ("alpha", {"slots": 24, "alpha": float("nan")}),
         ("device", {"slots": 24, "device": "gpu"}),
         ("row_format", {"slots": 24, "row_format": "fp4"}),
@@ -139,6 +140,17 @@ def test_the_runtime_prefetches_what_it_will_miss():
     assert with_.full_selects[later].sum() < 20  # of 50; the sample is two blocks
     few = drive(trace, 256, device="cpu", prefetch_cap=2.5)  # of 1,024 tokens
     assert few.prefetched.max() == 2 and few.prefetches_capped.sum() > 0
+
+
+def test_the_runtime_forecasts_what_it_would_miss():
+    trace = synthetic.generate("glm", steps=100, top_k=64, ranks=synthetic.ALL)
+    without, with_ = (drive(trace, 256, device="cpu", forecast_cap=cap) for cap in (0, 6))
+    assert without.forecast.sum() == without.forecast_used.sum() == 0
+    assert 0 < with_.forecast.max() <= 6
+    np.testing.assert_array_equal(with_.hits + with_.misses, without.hits + without.misses)
+    later = slice(50, None)
+    assert with_.misses[later].sum() < 0.7 * without.misses[later].sum()
+    assert with_.forecast_used[later].sum() > 0.4 * without.misses[later].sum()
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -178,8 +190,16 @@ def test_the_command_on_a_trace_that_ships(capsys, tmp_path):
     assert f"{counts['misses']:,}" in lines[3].split() and f"{100 * counts['hit_rate']:.2f}" in lines[3].split()
     assert files["--plot"].read_bytes().startswith(b"\x89PNG")
     assert lines[-1].startswith("the runtime's own average at alpha 0.5 differs from it by ")
-    assert lines[-5].startswith("the runtime with prefetches, mean over layers")
+    assert lines[-9].startswith("the runtime with prefetches, mean over layers")
+    assert [line.split()[0] for line in lines[-7:-5]] == ["2", "4"]
+    assert lines[-5].startswith("the runtime with forecasts of up to 25 rows per step, mean over layers")
     assert [line.split()[0] for line in lines[-3:-1]] == ["2", "4"]
+    for pool in report["pools"]:
+        assert pool["next_step"]["forecast_cap"] == 25
+        for counts in pool["next_step"]["layers"]:
+            assert 0 < counts["forecast"] <= 25 * 72 and counts["forecast_wasted"] >= 0
+            assert counts["forecast_wasted"] == counts["forecast"] - counts["forecast_used"]
+            assert counts["forecast_bytes"] == 656 * counts["forecast"]
     for pool in report["pools"]:
         for counts in pool["prefetches"]:
             assert counts["prefetched_wasted"] == counts["prefetched"] - counts["prefetched_used"] >= 0
@@ -200,7 +220,7 @@ def test_the_command_on_other_traces(capsys, tmp_path):
     assert report["pools"][0]["layers"][0]["forecasts"] == [] and report["runtime_average_off_by"] is None
     lines = run(capsys, "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--recency", "16", "--device", "cpu")
     assert lines[0].startswith("synthetic:glm: 60 steps, 1 layer, top-32 of 512 to 571 tokens")
-    assert len(lines) == 15
+    assert len(lines) == 18
 
 
 @pytest.mark.parametrize(
@@ -213,6 +233,7 @@ def test_the_command_on_other_traces(capsys, tmp_path):
         (("glm", "--alpha", "2"), "alpha"),
         (("glm", "--alpha", "a"), "alpha"),
         (("glm", "--prefetch-cap", "1001"), "prefetch_cap"),
+        (("glm", "--forecast-cap", "-2"), "forecast_cap"),
         (("glm", "--plot", "picture.foo"), "plot"),
         (("glm", "--seed", "-1"), "seed"),
         (("glm", "--top-k", "99999999"), "top_k"),
@@ -239,7 +260,8 @@ def test_settings_come_from_variables_and_are_checked_before_anything_is_done(ca
     assert cli.main(["replay", "glm", "--prefetch-cap", "-3"]) == 1
     monkeypatch.undo()
     monkeypatch.setenv("ECHO_PREFETCH_CAP", "0")
-    lines = run(capsys, "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
+    arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
+    lines = run(capsys, *arguments, "--forecast-cap", "0")
     assert lines[-2].split()[2] == "0.0"  # prefetched
     assert "at alpha 0.5 differs" in lines[-1]
     monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "0.25")

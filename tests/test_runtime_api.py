@@ -47,7 +47,7 @@ def test_counters_count(make_rig):
     fetched = sum(layer.misses for layer in stats.layers)
     selected = 3 * (sum(range(1, 16)) + 16 * 60)
     assert sum(layer.hits + layer.misses for layer in stats.layers) == selected
-    assert repr(stats).endswith(f"rows missed {fetched}, prefetched 0, of them used 0>")
+    assert repr(stats).endswith(f"rows missed {fetched}, prefetched 0, of them used 0, forecast 0, of them used 0>")
     assert stats.recalled_bytes == fetched * 320
     assert stats.hit_rate == pytest.approx(1 - fetched / selected)
     assert all(layer.appended == 5 for layer in stats.layers)  # prefill fills no slots

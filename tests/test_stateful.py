@@ -33,6 +33,7 @@ HOST_BLOCKS, MAX_SESSIONS, MAX_CONTEXT, MAX_BATCH = 14, 6, 192, 2
 STAGES = ("append", "score", "select", "recall", "attend", "end")
 
 PREFETCH = ({"prefetch_cap": 1000}, {"prefetch_cap": 10}, {"prefetch_cap": 0}, {"prefetch": "off"})
+FORECAST = (0, 1, 3, 1000)
 
 # Of the k-th score: near to what the model has, and anything.
 predictions = st.floats(-40, 40, width=32) | st.floats(width=32)
@@ -84,9 +85,12 @@ class Traffic(RuleBasedStateMachine):
         return lambda pair: not pair.session.paused and pair.session.capacity - pair.session.length >= count
 
     @initialize(
-        capacities=st.lists(capacities, min_size=2, max_size=4), lengths=numbers, prefetch=st.sampled_from(PREFETCH)
+        capacities=st.lists(capacities, min_size=2, max_size=4),
+        lengths=numbers,
+        prefetch=st.sampled_from(PREFETCH),
+        forecast=st.sampled_from(FORECAST),
     )
-    def start(self, capacities: list[int], lengths: int, prefetch: dict[str, Any]) -> None:
+    def start(self, capacities: list[int], lengths: int, prefetch: dict[str, Any], forecast: int) -> None:
         """Some sessions with some tokens, so that every rule has something to work on."""
         runtime = echo.Runtime(
             SHAPE,
@@ -98,6 +102,7 @@ class Traffic(RuleBasedStateMachine):
             max_sessions=MAX_SESSIONS,
             max_context=MAX_CONTEXT,
             prefill_chunk=40,
+            forecast_cap=forecast,
             **prefetch,
         )
         self.rig = Rig(runtime, self.model)

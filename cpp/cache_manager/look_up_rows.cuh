@@ -87,7 +87,21 @@ __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThrea
 struct LookUpCounts {
   std::int32_t found;  ///< those that name a row
   std::int32_t lost;   ///< those whose row another thread was fetching already
-  std::int32_t ahead;  ///< those for whose row score had fetched it in this tick, and nobody had used it
+  std::int32_t ahead;  ///< those whose row had been fetched ahead, and nobody had used it
+
+  // Where there are forecasts, `ahead` is two numbers.
+  /// Of the row of a slot with that stamp.
+  template <bool kForecasts>
+  __device__ static std::int32_t ahead_of(std::int32_t stamp, std::int32_t now) {
+    return stamp == prefetched_at(now) ? 1 : (kForecasts && is_forecast(stamp) ? 1 << 16 : 0);
+  }
+  /// By score in this tick.
+  template <bool kForecasts>
+  __device__ std::int32_t prefetched() const {
+    return kForecasts ? ahead & 0xFFFF : ahead;
+  }
+  /// By a forecast, whenever.
+  __device__ std::int32_t forecast() const { return ahead >> 16; }
 };
 
 /// What slot_of says of a thread's entries, and what their atomic operations found.
@@ -126,7 +140,7 @@ __device__ SlotsSeen<kPerThread> look_at_slots(const LayerView& layer, std::int3
 
 /// Looks up the host rows of a thread's entries, as look_up does, given what was seen; what is neither simply resident
 /// nor simply missing is settled one by one. New rows of the pass are hits like others.
-template <int kPerThread>
+template <bool kForecasts, int kPerThread>
 __device__ LookUpCounts look_up_all(const LayerView& layer, std::int32_t now, const SlotsSeen<kPerThread>& seen,
                                     Entry (&entries)[kPerThread]) {
   LookUpCounts counts{};
@@ -139,7 +153,7 @@ __device__ LookUpCounts look_up_all(const LayerView& layer, std::int32_t now, co
     const bool fetches = seen.missing(i) && before == seen.slots[i];
     if (hit) {
       entry.slot = seen.slots[i];
-      counts.ahead += before == prefetched_at(now) ? 1 : 0;
+      counts.ahead += LookUpCounts::ahead_of<kForecasts>(before, now);
     } else if (!fetches && entry.row != kNone) {
       entry.slot = look_up(layer, entry.row, now, seen.slots[i] >= 0 ? seen.slots[i] : before);
       counts.lost += entry.slot == kPending ? 1 : 0;

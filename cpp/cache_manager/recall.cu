@@ -79,7 +79,7 @@ __device__ void copy_others(const LayerView& layer, RecallShared& shared, const 
 }
 
 /// Warps that look entries up, and copy what is missing.
-template <int kPerThread>
+template <int kPerThread, bool kForecasts>
 __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, std::int32_t lanes,
                                  RecallShared& shared, const KernelErrorView& errors) {
   const OwnEntries<kPerThread> own(p, static_cast<std::int64_t>(queue.place) * kLookWarps + warp_index(), lanes);
@@ -93,7 +93,7 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
   const RowList list{early_rows.rows, early_rows.slots, early.count()};
   RowGroup group(p.layer, list, 0, list.count);
   group.load(0);
-  const LookUpCounts counts = look_up_all(p.layer, now, seen, entries);
+  const LookUpCounts counts = look_up_all<kForecasts>(p.layer, now, seen, entries);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     if (own.has(i) && (entries[i].slot >= 0 || entries[i].row == kNone)) {
@@ -142,6 +142,7 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
 }
 
 /// The other warps: they find slots, then help to copy.
+template <bool kForecasts>
 __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, RecallShared& shared) {
   begin();
   const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kLookers;
@@ -161,7 +162,10 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
     const LookUpCounts counts = shared.look_up.counts();
     count(&counters.hits, counts.found - missing.rows);
     count(&counters.lost_races, counts.lost);
-    count(&counters.prefetched_used, counts.ahead);
+    count(&counters.prefetched_used, counts.prefetched<kForecasts>());
+    if constexpr (kForecasts) {
+      count(&counters.forecast_used, counts.forecast());
+    }
   }
   if (missing.rows == 0) {
     return;
@@ -182,8 +186,9 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   copy_others(p.layer, shared, missing, queue);
 }
 
-/// The first blocks append, a row per warp; `lanes` of each warp of the others have entries, kPerThread each.
-template <int kPerThread>
+/// The first blocks append, a row per warp; `lanes` of each warp of the others have entries, kPerThread each. Without
+/// kForecasts no row was forecast, and nobody asks whether it was.
+template <int kPerThread, bool kForecasts>
 __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p, std::int32_t append_blocks,
                                                                  std::int32_t lanes, KernelErrorView errors) {
   __shared__ RecallShared shared;
@@ -204,23 +209,33 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
                         .place = block - append_blocks,
                         .blocks = static_cast<std::int32_t>(gridDim.x) - append_blocks};
   if (threadIdx.x < kLookers) {
-    look_up_and_copy<kPerThread>(p, queue, lanes, shared, errors);
+    look_up_and_copy<kPerThread, kForecasts>(p, queue, lanes, shared, errors);
   } else {
-    find_slots(p, queue, shared);
+    find_slots<kForecasts>(p, queue, shared);
   }
 }
 
-template <int kPerThread>
-void launch_sized(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
+template <int kPerThread, bool kForecasts>
+void launch_with(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
   const unsigned append_blocks = params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAllWarps);
-  launch_early(context, recall<kPerThread>, append_blocks + blocks_for(entries, kPerThread * kLookWarps * lanes),
-               kThreads, 0, params, static_cast<std::int32_t>(append_blocks), lanes, context.errors);
+  launch_early(context, recall<kPerThread, kForecasts>,
+               append_blocks + blocks_for(entries, kPerThread * kLookWarps * lanes), kThreads, 0, params,
+               static_cast<std::int32_t>(append_blocks), lanes, context.errors);
+}
+
+template <int kPerThread>
+void launch_sized(const RecallParams& params, std::int32_t lanes, bool forecasts, const LaunchContext& context) {
+  if (forecasts) {
+    launch_with<kPerThread, true>(params, lanes, context);
+  } else {
+    launch_with<kPerThread, false>(params, lanes, context);
+  }
 }
 
 }  // namespace
 
-void launch_recall(const RecallParams& params, const LaunchContext& context) {
+void launch_recall(const RecallParams& params, bool forecasts, const LaunchContext& context) {
   // As few entries per warp as still lets all blocks run together, but some; two blocks on a multiprocessor only where
   // the alternative is more than one entry per thread.
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
@@ -230,17 +245,17 @@ void launch_recall(const RecallParams& params, const LaunchContext& context) {
     while (lanes < each) {
       lanes *= 2;
     }
-    return launch_sized<1>(params, lanes, context);
+    return launch_sized<1>(params, lanes, forecasts, context);
   }
   each = (each - 1) / kBlocksPerSm + 1;
   if (each <= kWarp) {
-    launch_sized<1>(params, kWarp, context);
+    launch_sized<1>(params, kWarp, forecasts, context);
   } else if (each <= 2 * kWarp) {
-    launch_sized<2>(params, kWarp, context);
+    launch_sized<2>(params, kWarp, forecasts, context);
   } else if (each <= 4 * kWarp) {
-    launch_sized<4>(params, kWarp, context);
+    launch_sized<4>(params, kWarp, forecasts, context);
   } else {
-    launch_sized<kMostPerThread>(params, kWarp, context);
+    launch_sized<kMostPerThread>(params, kWarp, forecasts, context);
   }
 }
 

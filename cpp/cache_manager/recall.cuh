@@ -5,7 +5,7 @@
 
 namespace echo {
 
-/// The whole of recall, see RecallParams.
-void launch_recall(const RecallParams& params, const LaunchContext& context);
+/// The whole of recall, see RecallParams. `forecasts`: rows may have been forecast; whether they were used is counted.
+void launch_recall(const RecallParams& params, bool forecasts, const LaunchContext& context);
 
 }  // namespace echo

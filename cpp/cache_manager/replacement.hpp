@@ -11,8 +11,8 @@
 // the hand reaches first go. On a GPU every thread block looks at a window of its own (claim_slots.cuh). Cost: O(slots
 // needed) on the CPU, a window per block on a GPU, whatever the size of the pool (the ECHO paper sorts the pool: half
 // of its management time). Ticks start at 1 and never go back; a layer may skip some. A row that was fetched ahead
-// (prefetch_rows.cuh) has a stamp below kFree until it is used: it counts as older than it is, so that wrong guesses
-// go before what was once of use.
+// (by a prefetch for the step under way, by a forecast for the next one) has a stamp below kFree until it is used: once
+// it has had its chance it counts as older than it is, so that wrong guesses go before what was once of use.
 
 #include <cstdint>
 
@@ -35,15 +35,27 @@ struct ReplacementState {
   std::uint32_t copied = 0;  ///< blocks of the call under way that have copied their rows (GPU), 0 between calls
 };
 
-/// Stamp of a row that was fetched ahead in this tick and has not been used.
-ECHO_HOST_DEVICE std::int32_t prefetched_at(std::int32_t tick) { return kFree - 1 - tick; }
+inline constexpr std::int32_t kLastTick = (1 << 30) - 2;  ///< there are two stamps of what is fetched ahead in each
+inline constexpr std::int32_t kStepTicks = 2;             ///< of a decode step: its own, and that of its new rows
+
+/// Stamp of a row that was prefetched in this tick and has not been used.
+ECHO_HOST_DEVICE std::int32_t prefetched_at(std::int32_t tick) { return kFree - 1 - 2 * tick; }
+/// Stamp of a row that was forecast in this tick and has not been used.
+ECHO_HOST_DEVICE std::int32_t forecast_at(std::int32_t tick) { return kFree - 2 - 2 * tick; }
+ECHO_HOST_DEVICE bool is_forecast(std::int32_t stamp) { return stamp < kFree && (stamp & 1) != 0; }
+/// Tick of a stamp below kFree.
+ECHO_HOST_DEVICE std::int32_t fetched_at(std::int32_t stamp) { return (kFree - 1 - stamp) >> 1; }
 
 /// Stamp of a row that a pass appends, from its begin on: later than what the pass stamps, and before the next one.
 ECHO_HOST_DEVICE std::int32_t new_row_at(std::int32_t tick) { return tick + 1; }
 
 /// Age of a slot that is not free in a later tick, at least 1.
 ECHO_HOST_DEVICE std::int32_t age_of(std::int32_t stamp, std::int32_t now) {
-  return stamp > kFree ? now - stamp : now - prefetched_at(stamp) + kUnusedAge;
+  if (stamp > kFree) {
+    return now - stamp;
+  }
+  const std::int32_t age = now - fetched_at(stamp);
+  return is_forecast(stamp) && age <= kStepTicks ? age : age + kUnusedAge;
 }
 
 /// Whether a slot may be given to a row that is fetched ahead: not one that the same call has fetched ahead.

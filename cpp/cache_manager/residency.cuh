@@ -4,7 +4,7 @@
 //
 //   stamp[slot]     a tick          last use; the current tick: in use by this call, not to be given away
 //                   new_row_at(t)   the next tick: given to a new row at the begin of the pass of tick t
-//                   prefetched_at(t)  fetched ahead in tick t, not used since
+//                   prefetched_at(t), forecast_at(t)  fetched ahead in tick t, not used since
 //                   kClaimed        between two rows
 //                   kFree           empty, and on the stack of free slots
 //   slot_of[row]    a slot          resident, or about to be evicted: the stamp decides
@@ -23,7 +23,8 @@
 // (A slot that a stale slot_of names is reached by its address, which orders the two accesses on any GPU that does not
 // guess values; an acquire would say so formally and cost every hit its cached lines.)
 // Whoever fetches ahead does the same without protecting anything, in a launch in which nobody uses rows: it passes
-// over rows that are resident or on their way, and gives a row up when there is no slot for it.
+// over rows that are resident or on their way, and gives a row up when there is no slot for it. (A forecast leaves
+// kPending and kClaimed to its second launch, which comes before anybody else looks.)
 // Host code can call the same functions: with threads of the CPU the protocol is tested where there is no GPU.
 
 #include <cuda/atomic>
@@ -136,8 +137,8 @@ __host__ __device__ inline void assign(const LayerView& layer, std::int32_t slot
   host_word(layer, slot).store(row, cuda::memory_order_relaxed);
 }
 
-/// Shows the row's slot to everybody, with the current tick or prefetched_at it. Ordered behind what this thread, or
-/// one that it met at a barrier, has assigned.
+/// Shows the row's slot to everybody, with the current tick or one that says it was fetched ahead. Ordered behind what
+/// this thread, or one that it met at a barrier, has assigned.
 __host__ __device__ inline void publish(const LayerView& layer, std::int32_t slot, std::int32_t row,
                                         std::int32_t stamp) {
   cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);

@@ -33,6 +33,10 @@ ECHO_HOST_DEVICE RowScores row_scores(const RecallParams& params) {
           params.block};
 }
 
+ECHO_HOST_DEVICE RowScores row_scores(const ForecastParams& params) {
+  return {params.scores, params.score_stride, params.kth_score, params.step, params.block};
+}
+
 ECHO_HOST_DEVICE float RowScores::distance(std::int32_t host_row) const {
   if (scores == nullptr) {
     return kNotScored;

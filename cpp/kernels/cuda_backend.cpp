@@ -14,6 +14,7 @@
 #include "kernels/append.hpp"
 #include "kernels/attend.hpp"
 #include "kernels/attend_cluster.hpp"
+#include "kernels/call_checks.hpp"
 #include "kernels/captured_graph.hpp"
 #include "kernels/commit.hpp"
 #include "kernels/device_code.hpp"
@@ -25,42 +26,6 @@
 #include "runtime/backends.hpp"
 
 namespace echo {
-namespace {
-
-void require_at_most(const char* what, std::int64_t value, std::int64_t most) {
-  if (value > most) {
-    throw InvalidArgument(std::string(what) + ": " + std::to_string(value) + " given, the backend was prepared for " +
-                          std::to_string(most));
-  }
-}
-
-/// Rows move in pieces of this many bytes.
-constexpr std::int64_t kPieceBytes = 16;
-
-void require_pieces(const char* what, std::int64_t bytes) {
-  if (bytes % kPieceBytes != 0) {
-    throw InvalidArgument(std::string(what) + ": " + std::to_string(bytes) + " bytes given, expected a multiple of " +
-                          std::to_string(kPieceBytes));
-  }
-}
-
-/// Runs cut so short that one thread block per run and layer makes good work.
-std::vector<RowRun> short_runs(std::span<const RowRun> rows, std::int64_t host_rows) {
-  constexpr std::int32_t kRows = 1024;
-  std::vector<RowRun> runs;
-  for (const RowRun& run : rows) {
-    if (run.first < 0 || run.count < 0 || static_cast<std::int64_t>(run.first) + run.count > host_rows) {
-      throw InvalidArgument("rows: " + std::to_string(run.first) + " + " + std::to_string(run.count) +
-                            " given, the host pool has " + std::to_string(host_rows));
-    }
-    for (std::int32_t done = 0; done < run.count; done += kRows) {
-      runs.push_back({.first = run.first + done, .count = std::min(kRows, run.count - done)});
-    }
-  }
-  return runs;
-}
-
-}  // namespace
 
 CudaBackend::CudaBackend(int device, bool own_kernels)
     : device_(device),
@@ -146,6 +111,7 @@ void CudaBackend::use_stream(std::uintptr_t stream) {
   if (next == stream_) {
     return;
   }
+  forecasts_.join(pass());
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   ECHO_CUDA_CHECK(cudaStreamIsCapturing(next, &status));
   if (status == cudaStreamCaptureStatusNone) {
@@ -157,6 +123,7 @@ void CudaBackend::use_stream(std::uintptr_t stream) {
 
 void CudaBackend::copy(void* to, const void* from, std::size_t bytes, const void* host, cudaMemcpyKind kind) {
   const DeviceGuard guard(device_);
+  forecasts_.join(pass());
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t part = pinned_memory_.copyable(static_cast<const std::byte*>(host) + done, bytes - done);
     ECHO_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, static_cast<const std::byte*>(from) + done,
@@ -176,6 +143,7 @@ void CudaBackend::copy_to_host(void* host, const void* device, std::size_t bytes
 
 void CudaBackend::fill(void* device, int byte, std::size_t bytes) {
   const DeviceGuard guard(device_);
+  forecasts_.join(pass());
   ECHO_CUDA_CHECK(cudaMemsetAsync(device, byte, bytes, stream_));
 }
 
@@ -187,18 +155,21 @@ void CudaBackend::read_counters(void* host, const void* device, std::size_t byte
 
 void CudaBackend::upload_control(void* device, const void* host, std::size_t bytes) {
   const DeviceGuard guard(device_);
-  errors_.check();  // a pass reports what the ones before it met, without waiting for them
+  forecasts_.join(pass());  // of a pass that failed
+  errors_.check();          // a pass reports what the ones before it met, without waiting for them
   staging_.upload(device, host, bytes, stream_);
 }
 
 void CudaBackend::begin(const BeginParams& params) {
   const DeviceGuard guard(device_);
+  forecasts_.join(pass());
   launch_begin(params, params.layers.empty() ? nullptr : on_device(params.layers), context());
 }
 
 void CudaBackend::append(const AppendParams& params) {
   const DeviceGuard guard(device_);
   check_rows(params.layer, params.step.rows, 0, params.kv, params.kv_dtype);
+  forecasts_.join_pool(params.layer.pool, pass());
   if (params.kv != nullptr || params.index_key != nullptr) {
     launch_append(params, context());
   }
@@ -207,8 +178,10 @@ void CudaBackend::append(const AppendParams& params) {
 void CudaBackend::score(const ScoreParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, params.step.rows, params.block.count);
+  forecasts_.join_found(pass());  // they read the last scores
   if (params.sift.rows != nullptr) {
     check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
+    forecasts_.join_pool(params.layer.pool, pass());
   }
   if (!score_sm90_ || !can_sift_sm90(params)) {
     clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
@@ -245,7 +218,23 @@ void CudaBackend::select(const SelectParams& params) {
 void CudaBackend::recall(const RecallParams& params) {
   const DeviceGuard guard(device_);
   check_rows(params.layer, params.step.rows, params.block.count, params.kv, params.kv_dtype);
-  launch_recall(params, context(/*waits=*/true));
+  forecasts_.join_pool(params.layer.pool, pass());
+  launch_recall(params, scratch().sizes().forecast_cap > 0, context(/*waits=*/true));
+}
+
+void CudaBackend::forecast(const ForecastParams& params) {
+  const DeviceGuard guard(device_);
+  check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
+  const ScratchSizes& sizes = scratch().sizes();
+  require_at_most("layer", params.index + 1, sizes.layers);
+  require_at_most("sessions", params.step.rows / params.step.query_rows, sizes.entries);
+  require_at_most("forecast_cap", params.cap, sizes.forecast_cap);
+  ForecastLists lists = scratch().forecast(params.index);
+  lists.cap = std::min(lists.cap, params.cap);
+  if (lists.cap == 0) {
+    return;
+  }
+  forecasts_.add(params, lists, pass());
 }
 
 void CudaBackend::attend(const AttendParams& params) {
@@ -253,18 +242,22 @@ void CudaBackend::attend(const AttendParams& params) {
   const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
   require_at_most("attention_splits", params.splits, memory.sizes().splits);
   if (attend_cluster_.clusters > 0 && params.splits == attend_cluster_.splits) {
-    return launch_attend_cluster(params, attend_cluster_, context());
+    launch_attend_cluster(params, attend_cluster_, context());
+    return forecasts_.attended(params.layer.pool, pass());
   }
   for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {
     const std::int32_t count = std::min(kAttendRows, params.block.count - first);
     launch_attend_splits(params, first, count, memory.attend_partials(), context());
     launch_attend_combine(params, first, count, memory.attend_partials(), context());
   }
+  forecasts_.attended(params.layer.pool, pass());
 }
 
 void CudaBackend::commit(const CommitParams& params) {
   const DeviceGuard guard(device_);
+  forecasts_.join_found(pass());  // they read k-th scores
   launch_commit(params, context());
+  forecasts_.join(pass());
 }
 
 void CudaBackend::release(std::span<const LayerView> layers, std::span<const RowRun> rows) {
@@ -272,6 +265,7 @@ void CudaBackend::release(std::span<const LayerView> layers, std::span<const Row
   if (layers.empty()) {
     return;
   }
+  forecasts_.join(pass());
   const std::vector<RowRun> runs = short_runs(rows, layers.front().host_rows);
   launch_release(on_device(layers), static_cast<std::int32_t>(layers.size()), runs, context());
 }
@@ -283,11 +277,13 @@ void CudaBackend::synchronize() {
 
 void CudaBackend::wait() {
   const DeviceGuard guard(device_);
+  forecasts_.join(pass());
   ECHO_CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
 void CudaBackend::retire() noexcept {
   const DeviceGuard guard(device_);
+  forecasts_.retire();
   ECHO_CUDA_WARN(cudaStreamSynchronize(stream_));
   stream_ = own_stream_.get();
 }

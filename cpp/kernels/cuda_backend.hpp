@@ -14,6 +14,7 @@
 #include "kernels/attend_cluster.hpp"
 #include "kernels/cuda_handles.hpp"
 #include "kernels/device_memory.hpp"
+#include "kernels/forecast_branch.hpp"
 #include "kernels/kernel_errors.hpp"
 #include "kernels/launch.hpp"
 #include "kernels/pinned_memory.hpp"
@@ -40,6 +41,8 @@ class CudaBackend final : public Backend {
 
   void prepare(const ScratchSizes& sizes) override;
 
+  bool forecasts() const override { return true; }
+
   /// Until called, the backend works on a stream of its own. Later calls come after earlier ones on
   /// any stream, unless the new stream is being captured: then whoever captures it has to wait
   /// first. A stream has to live until the next use_stream.
@@ -56,6 +59,8 @@ class CudaBackend final : public Backend {
   void score(const ScoreParams& params) override;
   void select(const SelectParams& params) override;
   void recall(const RecallParams& params) override;
+  /// On streams of its own, until what may not run beside it is called, or commit.
+  void forecast(const ForecastParams& params) override;
   void attend(const AttendParams& params) override;
   void commit(const CommitParams& params) override;
   void release(std::span<const LayerView> layers, std::span<const RowRun> rows) override;
@@ -79,6 +84,8 @@ class CudaBackend final : public Backend {
     const bool follows = std::exchange(follows_, unbroken_);
     return {stream_, multiprocessors_, errors_.view(), early_launches_ && follows && waits};
   }
+  /// For what is ordered with the pass and launches nothing on its stream.
+  LaunchContext pass() const { return {stream_, multiprocessors_, errors_.view()}; }
   /// The working memory. StateError before prepare, and InvalidArgument where a call exceeds what
   /// was prepared for.
   const Scratch& scratch() const;
@@ -104,6 +111,7 @@ class CudaBackend final : public Backend {
   cudaStream_t stream_;
   Stream counter_stream_;  ///< beside the steps
   Event switched_;         ///< what is on the stream that use_stream leaves
+  ForecastBranch forecasts_;
   DeviceMemory device_memory_;
   PinnedMemory pinned_memory_;
   KernelErrors errors_;

@@ -4,10 +4,20 @@
 
 namespace echo {
 
+/// Of the device that is current: what begins before work of others that is ready as well.
+inline int first_priority() {
+  int last = 0;
+  int first = 0;
+  ECHO_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&last, &first));
+  return first;
+}
+
 /// A stream that does not synchronise with the default stream.
 class Stream {
  public:
-  Stream() { ECHO_CUDA_CHECK(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking)); }
+  explicit Stream(int priority = 0) {
+    ECHO_CUDA_CHECK(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, priority));
+  }
   ~Stream() { ECHO_CUDA_WARN(cudaStreamDestroy(handle_)); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;

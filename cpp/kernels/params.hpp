@@ -194,6 +194,30 @@ struct RecallParams {
   DType kv_dtype;
 };
 
+/// Tokens that a forecast looks at, the best of those that were not selected: in multiples of top_k.
+inline constexpr float kForecastReach = 0.5F;
+
+ECHO_HOST_DEVICE std::int32_t forecast_reach(std::int32_t top_k) {
+  return static_cast<std::int32_t>(kForecastReach * static_cast<float>(top_k));
+}
+
+/// forecast: what just missed the selection is likely to be in the next one. Of each batch entry's last row in the
+/// block, the best rows that are not resident are fetched into slots of rows that are farther from being selected;
+/// those that the pass appends excepted. It follows the recall of the block, whose scores these are, and may go on
+/// beside later verbs until the pass is committed, but not beside others that use the same layer's rows. Which rows are
+/// fetched decides nothing but what later recalls find.
+struct ForecastParams {
+  LayerView layer;
+  StepView step;
+  BlockView block;
+  ShapeView shape;
+  std::int32_t index;   ///< of the layer
+  const float* scores;  ///< [block.count, score_stride]
+  std::int64_t score_stride;
+  const float* kth_score;  ///< [rows], of the whole pass
+  std::int32_t cap;        ///< rows for each batch entry, at most
+};
+
 /// attend: out[row, h, :] = softmax over the block's slots (kNone skipped, unread); 0 where there are none.
 struct AttendParams {
   LayerView layer;

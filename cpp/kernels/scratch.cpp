@@ -26,6 +26,12 @@ struct Scratch::Layout {
     attend_sums = take<float>(attend_heads * shape.latent_dim);
     attend_shares = take<float2>(attend_heads);
     layers = take<LayerView>(sizes.layers);
+    forecast_cap = std::min(sizes.forecast_cap, kMostForecast);
+    const std::int64_t lists = static_cast<std::int64_t>(sizes.layers) * sizes.entries;
+    forecast_counts = take<std::int32_t>(forecast_cap > 0 ? lists : 0);
+    forecast_rows = take<std::int32_t>(lists * forecast_cap);
+    forecast_slots = take<std::int32_t>(lists * forecast_cap);
+    forecast_ended = take<std::int32_t>(forecast_cap > 0 ? sizes.layers : 0);
   }
 
   template <typename T>
@@ -41,6 +47,11 @@ struct Scratch::Layout {
   std::size_t attend_sums;
   std::size_t attend_shares;
   std::size_t layers;
+  std::int32_t forecast_cap;
+  std::size_t forecast_counts;
+  std::size_t forecast_rows;
+  std::size_t forecast_slots;
+  std::size_t forecast_ended;
   std::size_t bytes = 0;
 };
 
@@ -56,6 +67,20 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
   attend_partials_ = {.sums = reinterpret_cast<float*>(base + layout.attend_sums),
                       .shares = reinterpret_cast<float2*>(base + layout.attend_shares)};
   layers_ = reinterpret_cast<LayerView*>(base + layout.layers);
+  forecast_ = {.counts = reinterpret_cast<std::int32_t*>(base + layout.forecast_counts),
+               .rows = reinterpret_cast<std::int32_t*>(base + layout.forecast_rows),
+               .slots = reinterpret_cast<std::int32_t*>(base + layout.forecast_slots),
+               .ended = reinterpret_cast<std::int32_t*>(base + layout.forecast_ended),
+               .cap = layout.forecast_cap};
+}
+
+ForecastLists Scratch::forecast(std::int32_t layer) const {
+  const std::int64_t lists = static_cast<std::int64_t>(layer) * sizes_.entries;
+  return {.counts = forecast_.counts + lists,
+          .rows = forecast_.rows + lists * forecast_.cap,
+          .slots = forecast_.slots + lists * forecast_.cap,
+          .ended = forecast_.ended + layer,
+          .cap = forecast_.cap};
 }
 
 }  // namespace echo

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cache_manager/forecast_lists.hpp"
 #include "kernels/attend.hpp"
 #include "kernels/index_queries.hpp"
 #include "runtime/backend.hpp"
@@ -23,6 +24,8 @@ class Scratch {
   const IndexQueryView& index_queries() const { return index_queries_; }
   const AttendPartials& attend_partials() const { return attend_partials_; }
   LayerView* layers() const { return layers_; }
+  /// Of one layer: each has its own, since what they hold outlives the verb.
+  ForecastLists forecast(std::int32_t layer) const;
 
  private:
   struct Layout;
@@ -32,6 +35,7 @@ class Scratch {
   IndexQueryView index_queries_;
   AttendPartials attend_partials_;
   LayerView* layers_;
+  ForecastLists forecast_;  ///< of the first layer
 };
 
 }  // namespace echo

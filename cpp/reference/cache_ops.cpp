@@ -5,6 +5,7 @@
 #include "reference/cache_ops.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -20,8 +21,10 @@ void CacheOps::begin(std::int32_t tick) {
 }
 
 void CacheOps::protect(std::int32_t slot) {
-  layer_.counters->prefetched_used += layer_.stamp[slot] == prefetched_at(tick_) ? 1 : 0;
-  layer_.stamp[slot] = tick_;
+  std::int32_t& stamp = layer_.stamp[slot];
+  layer_.counters->prefetched_used += stamp == prefetched_at(tick_) ? 1 : 0;
+  layer_.counters->forecast_used += is_forecast(stamp) ? 1 : 0;
+  stamp = tick_;
 }
 
 void CacheOps::allocate(std::span<const std::int32_t> host_rows, const RowScores& scores) {
@@ -44,12 +47,22 @@ void CacheOps::allocate(std::span<const std::int32_t> host_rows, const RowScores
 }
 
 std::size_t CacheOps::prefetch(std::span<const std::int32_t> host_rows, const RowScores& scores) {
+  return fetch_ahead(host_rows, scores, std::numeric_limits<float>::min(), prefetched_at(tick_));
+}
+
+std::size_t CacheOps::forecast(std::span<const std::int32_t> host_rows, const RowScores& scores, float distance) {
+  const float least = std::nextafter(distance, std::numeric_limits<float>::infinity());
+  return fetch_ahead(host_rows, scores, least, forecast_at(tick_));
+}
+
+std::size_t CacheOps::fetch_ahead(std::span<const std::int32_t> host_rows, const RowScores& scores, float least,
+                                  std::int32_t stamp) {
   const std::int32_t free = layer_.replacement->free;
   const auto others =
       static_cast<std::int32_t>(std::clamp<std::int64_t>(std::ssize(host_rows) - free, 0, layer_.slots));
-  const std::vector<Victim> victims = choose_victims(others, scores, std::numeric_limits<float>::min());
+  const std::vector<Victim> victims = choose_victims(others, scores, least);
   const std::size_t rows = std::min(host_rows.size(), static_cast<std::size_t>(free) + victims.size());
-  give(host_rows.first(rows), victims, prefetched_at(tick_));
+  give(host_rows.first(rows), victims, stamp);
   return rows;
 }
 

@@ -35,6 +35,9 @@ class CacheOps {
   /// for: they get neither slots that are in use nor those of rows at or above the k-th scores of `scores`. They may be
   /// given away in this very tick. Returns how many.
   std::size_t prefetch(std::span<const std::int32_t> host_rows, const RowScores& scores);
+  /// Likewise for rows that the next step is likely to need, the farthest of them `distance` below its k-th score: they
+  /// get no slot of a row that is scored and not farther than that.
+  std::size_t forecast(std::span<const std::int32_t> host_rows, const RowScores& scores, float distance);
   /// Takes the slot of a host row away, if it has one. No data moves: the row is on the host.
   void release(std::int32_t host_row);
 
@@ -51,6 +54,9 @@ class CacheOps {
   /// Moves the hand over the next `window` slots and takes the `quota` coldest of them.
   void take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores, float least,
                     std::vector<Victim>& victims);
+  /// Gives slots to the first rows, as many as there are free ones and victims; returns how many.
+  std::size_t fetch_ahead(std::span<const std::int32_t> host_rows, const RowScores& scores, float least,
+                          std::int32_t stamp);
   /// Maps the rows to free slots first, then to those of the victims.
   void give(std::span<const std::int32_t> host_rows, const std::vector<Victim>& victims, std::int32_t stamp);
   void evict(std::int32_t slot);

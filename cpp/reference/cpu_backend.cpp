@@ -10,6 +10,7 @@
 #include "reference/attend.hpp"
 #include "reference/cache_ops.hpp"
 #include "reference/commit.hpp"
+#include "reference/forecast.hpp"
 #include "reference/new_rows.hpp"
 #include "reference/owners.hpp"
 #include "reference/recall.hpp"
@@ -72,6 +73,7 @@ void CpuBackend::score(const ScoreParams& params) {
 }
 void CpuBackend::select(const SelectParams& params) { select_rows(pool_, params); }
 void CpuBackend::recall(const RecallParams& params) { recall_rows(pool_, params); }
+void CpuBackend::forecast(const ForecastParams& params) { forecast_rows(pool_, params); }
 void CpuBackend::attend(const AttendParams& params) { attend_rows(pool_, loops_.attend, params); }
 void CpuBackend::commit(const CommitParams& params) { commit_thresholds(params); }
 

@@ -25,6 +25,7 @@ class CpuBackend final : public Backend {
   MemoryResource& device_memory() override { return memory_; }
 
   bool sifts() const override { return true; }
+  bool forecasts() const override { return true; }
 
   void use_stream(std::uintptr_t stream) override;
   void copy_to_device(void* device, const void* host, std::size_t bytes) override;
@@ -37,6 +38,7 @@ class CpuBackend final : public Backend {
   void score(const ScoreParams& params) override;
   void select(const SelectParams& params) override;
   void recall(const RecallParams& params) override;
+  void forecast(const ForecastParams& params) override;
   void attend(const AttendParams& params) override;
   void commit(const CommitParams& params) override;
   void release(std::span<const LayerView> layers, std::span<const RowRun> rows) override;

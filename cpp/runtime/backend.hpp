@@ -27,7 +27,9 @@ struct ScratchSizes {
   std::int32_t block_rows;  ///< of one row block
   std::int32_t slots;       ///< of one layer's pool
   std::int64_t host_rows;
-  std::int32_t splits;  ///< of attention
+  std::int32_t splits;            ///< of attention
+  std::int32_t entries = 0;       ///< sessions of a step
+  std::int32_t forecast_cap = 0;  ///< rows that are forecast for each of them and layer; 0: none
 };
 
 class Backend {
@@ -51,6 +53,9 @@ class Backend {
   /// Rows that this device can fetch while it scores 1,000 tokens: what prefetch_cap = -1 stands for.
   virtual double prefetch_cap() const { return kPrefetchCap; }
 
+  /// Whether forecast does anything.
+  virtual bool forecasts() const { return false; }
+
   /// The stream (cudaStream_t as an integer) that all later calls work on; no meaning for the CPU.
   virtual void use_stream(std::uintptr_t stream) = 0;
 
@@ -71,6 +76,7 @@ class Backend {
   virtual void score(const ScoreParams& params) = 0;
   virtual void select(const SelectParams& params) = 0;
   virtual void recall(const RecallParams& params) = 0;
+  virtual void forecast(const ForecastParams& /*params*/) {}
   virtual void attend(const AttendParams& params) = 0;
   virtual void commit(const CommitParams& params) = 0;
   /// The given host rows lose their slots in each of the layers. No data moves.

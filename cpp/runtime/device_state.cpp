@@ -114,6 +114,10 @@ std::vector<LayerStats> DeviceState::read_stats() const {
                 .prefetched_wasted = std::max<std::int64_t>(counters[i].prefetched - counters[i].prefetched_used, 0),
                 .prefetches_capped = counters[i].prefetches_capped,
                 .prefetched_bytes = counters[i].prefetched * views_[i].row_bytes,
+                .forecast = counters[i].forecast,
+                .forecast_used = counters[i].forecast_used,
+                .forecast_wasted = std::max<std::int64_t>(counters[i].forecast - counters[i].forecast_used, 0),
+                .forecast_bytes = counters[i].forecast * views_[i].row_bytes,
                 // In the middle of a step more may have been asked of the stack than was there.
                 .used_slots = views_[i].slots - std::max(replacement[i].free, 0)};
   }

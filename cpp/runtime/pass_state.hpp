@@ -70,6 +70,8 @@ struct ForwardPass::State {
   void select(std::int32_t layer, const BlockView& block);
   /// With `kv`, which takes the whole pass in one block, appends it too.
   void recall(std::int32_t layer, const BlockView& block, const std::int32_t* positions, const Array& kv);
+  /// Behind a recall of what this layer selected.
+  void forecast(std::int32_t layer, const BlockView& block);
   void attend(std::int32_t layer, const Array& q, float scale, const Array& out, const BlockView& block);
 
   /// What score `odd` of a pass sifts into.

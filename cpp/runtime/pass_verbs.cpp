@@ -99,6 +99,22 @@ void ForwardPass::State::recall(std::int32_t layer, const BlockView& block, cons
   }
   recalled_layer = layer;
   recalled_block = block.tick_offset;
+  if (own && !prefill && plan.config.forecast_cap > 0 && backend.forecasts()) {
+    forecast(layer, block);
+  }
+}
+
+void ForwardPass::State::forecast(std::int32_t layer, const BlockView& block) {
+  const VerbRange range("forecast", layer);
+  backend.forecast({.layer = device.layer(layer),
+                    .step = step,
+                    .block = block,
+                    .shape = shape,
+                    .index = layer,
+                    .scores = device.scores(),
+                    .score_stride = plan.config.max_context,
+                    .kth_score = device.kth_score() + layer * plan.pass_rows,
+                    .cap = static_cast<std::int32_t>(plan.config.forecast_cap)});
 }
 
 void ForwardPass::State::attend(std::int32_t layer, const Array& q, float scale, const Array& out,

@@ -65,7 +65,9 @@ ScratchSizes scratch_sizes(const Plan& plan) {
           .block_rows = static_cast<std::int32_t>(plan.block_rows),
           .slots = static_cast<std::int32_t>(plan.config.gpu_slots),
           .host_rows = plan.config.host_tokens,
-          .splits = static_cast<std::int32_t>(plan.config.attention_splits)};
+          .splits = static_cast<std::int32_t>(plan.config.attention_splits),
+          .entries = static_cast<std::int32_t>(plan.config.max_batch),
+          .forecast_cap = static_cast<std::int32_t>(plan.config.forecast_cap)};
 }
 
 Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const MachineLimits& limits) {
@@ -86,6 +88,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   if (!(config.prefetch_cap == -1.0 || (config.prefetch_cap >= 0.0 && config.prefetch_cap <= 1000.0))) {
     throw InvalidArgument("prefetch_cap: " + std::to_string(config.prefetch_cap) + " given, expected 0 to 1000, or -1");
   }
+  require_range("forecast_cap", config.forecast_cap, -1, 65536);
   const bool sifts = is_on("prefetch", config.prefetch);
 
   Plan plan;
@@ -93,6 +96,8 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.config = config;
   plan.limits = limits;
   plan.host_blocks = blocks_of(config.host_tokens);
+  const std::int64_t most_forecast = forecast_reach(static_cast<std::int32_t>(shape.top_k));
+  plan.config.forecast_cap = config.forecast_cap == -1 ? most_forecast : std::min(config.forecast_cap, most_forecast);
   plan.config.host_tokens = plan.host_blocks * kBlockTokens;
   plan.config.max_context = std::min(config.max_context, plan.config.host_tokens);
   plan.host_row_stride = config.host_row_stride == 0 ? shape.row_bytes() : config.host_row_stride;

@@ -1,7 +1,6 @@
 #include "runtime/runtime_impl.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "echo/errors.hpp"
@@ -123,7 +122,7 @@ void RuntimeImpl::close() {
 
 std::int32_t RuntimeImpl::take_ticks(std::size_t blocks) {
   const auto count = static_cast<std::int32_t>(blocks) + 1;  // new rows have the last one
-  if (tick_ > std::numeric_limits<std::int32_t>::max() - count - 1) {
+  if (tick_ > kLastTick - count) {
     state_->forget_residency();
     tick_ = 0;
   }

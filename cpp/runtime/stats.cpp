@@ -18,6 +18,14 @@ std::int64_t RuntimeStats::prefetched_bytes() const {
   return bytes;
 }
 
+std::int64_t RuntimeStats::forecast_bytes() const {
+  std::int64_t bytes = 0;
+  for (const LayerStats& layer : layers) {
+    bytes += layer.forecast_bytes;
+  }
+  return bytes;
+}
+
 double RuntimeStats::hit_rate() const {
   std::int64_t hits = 0;
   std::int64_t misses = 0;

@@ -28,6 +28,11 @@ void register_stats(nb::module_& module) {
       .def_ro("prefetched_wasted", &LayerStats::prefetched_wasted, "Of them, those not selected in that step.")
       .def_ro("prefetches_capped", &LayerStats::prefetches_capped, "Rows not prefetched because of the cap.")
       .def_ro("prefetched_bytes", &LayerStats::prefetched_bytes, "Bytes of the rows prefetched.")
+      .def_ro("forecast", &LayerStats::forecast, "Rows fetched for the next step; not among the misses.")
+      .def_ro("forecast_used", &LayerStats::forecast_used,
+              "Of them, those selected in a later step, while they were still there.")
+      .def_ro("forecast_wasted", &LayerStats::forecast_wasted, "Of them, those not used so far.")
+      .def_ro("forecast_bytes", &LayerStats::forecast_bytes, "Bytes of the rows forecast.")
       .def_ro("used_slots", &LayerStats::used_slots, "Slots that hold a row now.");
   nb::class_<RuntimeStats>(module, "RuntimeStats", "What a runtime did so far.")
       .def_ro("layers", &RuntimeStats::layers)
@@ -41,23 +46,29 @@ void register_stats(nb::module_& module) {
       .def_ro("host_bytes", &RuntimeStats::host_bytes, "Host memory allocated at construction.")
       .def_ro("row_bytes", &RuntimeStats::row_bytes)
       .def_prop_ro("recalled_bytes", &RuntimeStats::recalled_bytes,
-                   "Bytes that recalls fetched from the host, all layers; prefetches come on top.")
+                   "Bytes that recalls fetched from the host, all layers; prefetches and forecasts come on top.")
       .def_prop_ro("prefetched_bytes", &RuntimeStats::prefetched_bytes, "Bytes prefetched, all layers.")
+      .def_prop_ro("forecast_bytes", &RuntimeStats::forecast_bytes, "Bytes forecast, all layers.")
       .def_prop_ro("hit_rate", &RuntimeStats::hit_rate, "hits / (hits + misses), all layers.")
       .def("__repr__", [](const RuntimeStats& s) {
         std::int64_t missed = 0;
         std::int64_t prefetched = 0;
         std::int64_t used = 0;
+        std::int64_t forecast = 0;
+        std::int64_t forecast_used = 0;
         for (const LayerStats& layer : s.layers) {
           missed += layer.misses;
           prefetched += layer.prefetched;
           used += layer.prefetched_used;
+          forecast += layer.forecast;
+          forecast_used += layer.forecast_used;
         }
         return "<RuntimeStats, " + std::to_string(s.steps) + " steps, " + std::to_string(s.sessions) + " sessions, " +
                std::to_string(s.free_host_tokens) + " of " + std::to_string(s.host_tokens) +
                " host tokens free, hit rate " + std::to_string(s.hit_rate()) + ", rows missed " +
                std::to_string(missed) + ", prefetched " + std::to_string(prefetched) + ", of them used " +
-               std::to_string(used) + ">";
+               std::to_string(used) + ", forecast " + std::to_string(forecast) + ", of them used " +
+               std::to_string(forecast_used) + ">";
       });
 }
 

@@ -74,6 +74,26 @@ class LayerPrefetches:
     prefetched_bytes: int
 
 
+@dataclass(frozen=True)
+class LayerForecasts:
+    """The same pool with forecasts but no prefetches, in the second half of a trace.
+
+    Attributes:
+        layer: of the trace.
+        misses: rows that recalls fetched.
+        evictions: slots that were taken from another row.
+        forecast, forecast_used, forecast_wasted, forecast_bytes: as in `echo.LayerStats`.
+    """
+
+    layer: int
+    misses: int
+    evictions: int
+    forecast: int
+    forecast_used: int
+    forecast_wasted: int
+    forecast_bytes: int
+
+
 def add_command(commands: Any) -> None:
     """Adds `replay` to the commands."""
     parser = commands.add_parser("replay", help="drive a runtime's pools and predictor with a trace, without a model")
@@ -93,6 +113,13 @@ def add_command(commands: Any) -> None:
         help="rows that the runtime prefetches for each 1,000 scored tokens, at most, when it is driven once more with "
         "prefetches; -1 for what the device can fetch (default: ECHO_PREFETCH_CAP, else -1)",
     )
+    parser.add_argument(
+        "--forecast-cap",
+        type=int,
+        metavar="N",
+        help="rows that a layer of a step fetches for the next step, at most, when the runtime is driven once more "
+        "with forecasts; 0 for not, -1 for all that they look at (default: ECHO_FORECAST_CAP, else a tenth of top-k)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -104,7 +131,8 @@ def run(options: argparse.Namespace) -> int:
         raise echo.InvalidArgument(f"alpha: {options.alpha!r} given, expected numbers from 0 to 1")
     alpha = alphas[0] if options.alpha is not None else echo.RuntimeConfig().threshold_alpha
     cap = echo.RuntimeConfig().prefetch_cap if options.prefetch_cap is None else options.prefetch_cap
-    settings.check({"prefetch_cap": cap, "threshold_alpha": alpha})
+    forecast_cap = echo.RuntimeConfig().forecast_cap if options.forecast_cap is None else options.forecast_cap
+    settings.check({"prefetch_cap": cap, "threshold_alpha": alpha, "forecast_cap": forecast_cap})
     device = device_of(settings.device(options))
     trace = trace_options.load(options.trace, options)
     slots = [slots_of(trace, pool) for pool in pools]
@@ -112,11 +140,15 @@ def run(options: argparse.Namespace) -> int:
     driven = [drive(trace, size, compared.layers, device=device, alpha=alpha) for size in slots]
     results = [layer_counts(trace, compared, i, driven[i], alphas) for i in range(len(pools))]
     ahead = _prefetches(trace, slots, compared.layers, alpha, device, cap)
+    if options.forecast_cap is None and forecast_cap == 0:
+        forecast_cap = max(1, trace.top_k // 10)
+    nexts = _with_forecasts(trace, slots, compared.layers, alpha, device, forecast_cap)
     first = driven[0]
     print(f"{trace.model}: {trace.summary()}; rows of {first.row_bytes} B on {first.device}")
     _print_pools(pools, results)
     _print_forecasts(pools, results, alphas)
     _print_prefetches(trace, pools, results, ahead)
+    _print_layer_forecasts(trace, pools, results, nexts, forecast_cap)
     deviation = deviation_of(trace, compared.layers, first, alpha)
     if deviation is not None:
         print(f"the runtime's own average at alpha {alpha:g} differs from it by {deviation:.1g} at most")
@@ -125,6 +157,8 @@ def run(options: argparse.Namespace) -> int:
         report["runtime_average_off_by"] = deviation
         for pool, layers_ahead in zip(report["pools"], ahead, strict=False):
             pool["prefetches"] = [asdict(one) for one in layers_ahead]
+        for pool, of_layers in zip(report["pools"], nexts, strict=False):
+            pool["next_step"] = {"forecast_cap": forecast_cap, "layers": [asdict(one) for one in of_layers]}
         options.json.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
     if options.plot is not None:
         _plot(options.plot, trace, pools, results)
@@ -192,6 +226,34 @@ def _prefetches(
         return []
     driven = [drive(trace, size, layers, device=device, alpha=alpha, prefetch_cap=cap) for size in slots]
     return [layer_prefetches(one, layers) for one in driven]
+
+
+def layer_forecasts(driven: Driven, layers: Sequence[int]) -> list[LayerForecasts]:
+    """What a runtime that made forecasts did in the second half, by layer."""
+    warm = len(driven.misses) // 2
+    counts = []
+    for i, layer in enumerate(layers):
+        names = ("misses", "evictions", "forecast", "forecast_used")
+        sums = {name: int(getattr(driven, name)[warm:, i].sum()) for name in names}
+        counts.append(
+            LayerForecasts(
+                layer=layer,
+                forecast_wasted=sums["forecast"] - sums["forecast_used"],
+                forecast_bytes=sums["forecast"] * driven.row_bytes,
+                **sums,
+            )
+        )
+    return counts
+
+
+def _with_forecasts(
+    trace: Trace, slots: Sequence[int], layers: Sequence[int], alpha: float, device: str, cap: int
+) -> list[list[LayerForecasts]]:
+    """By pool; empty if there is nothing to go by, or no forecast is asked for."""
+    if trace.ranks == 0 or cap == 0:
+        return []
+    driven = [drive(trace, size, layers, device=device, alpha=alpha, forecast_cap=cap) for size in slots]
+    return [layer_forecasts(one, layers) for one in driven]
 
 
 def deviation_of(trace: Trace, layers: Sequence[int], driven: Driven, alpha: float) -> float | None:
@@ -271,6 +333,27 @@ def _print_prefetches(
         shares.append(sum(one.misses for one in without) / each)
         full = sum(one.full_selects for one in layers) / rows / len(layers)
         print(f"{pool:<13g}" + "".join(f"{100 * share:>13.1f}" for share in shares) + f"{100 * full:>14.1f}")
+
+
+def _print_layer_forecasts(
+    trace: Trace,
+    pools: Sequence[float],
+    results: Sequence[list[LayerCounts]],
+    nexts: Sequence[list[LayerForecasts]],
+    cap: int,
+) -> None:
+    if not nexts:
+        return
+    heads = ("forecast", "of them used", "in vain", "still missed", "without")
+    rows = "as many rows as they look at" if cap == -1 else f"up to {cap} rows"
+    print(f"the runtime with forecasts of {rows} per step, mean over layers, % of top-k")
+    print(f"{'pool / top-k':<13}" + "".join(f"{head:>13}" for head in heads))
+    names = ("forecast", "forecast_used", "forecast_wasted", "misses")
+    for pool, layers, without in zip(pools, nexts, results, strict=True):
+        each = (trace.steps - trace.steps // 2) * trace.top_k * len(layers)
+        shares = [sum(getattr(one, name) for one in layers) / each for name in names]
+        shares.append(sum(one.misses for one in without) / each)
+        print(f"{pool:<13g}" + "".join(f"{100 * share:>13.1f}" for share in shares))
 
 
 def _mean(layers: Sequence[LayerCounts], name: str) -> Any:

@@ -11,13 +11,14 @@ from support.session_checks import INTEGERS
 import echo
 
 
-@pytest.fixture(autouse=True, params=["prefetch", "no prefetch"])
+@pytest.fixture(autouse=True, params=["prefetch", "forecast", "neither"])
 def prefetch(request: pytest.FixtureRequest, no_settings_from_outside: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The properties hold with prefetches, as many as there can be, and without."""
+    """They hold with prefetches and forecasts, as many as there can be, with the latter alone, and with none."""
     if request.param == "prefetch":
         monkeypatch.setenv("ECHO_PREFETCH_CAP", "1000")
     else:
         monkeypatch.setenv("ECHO_PREFETCH", "off")
+    monkeypatch.setenv("ECHO_FORECAST_CAP", "0" if request.param == "neither" else "65536")
     return request.param
 
 

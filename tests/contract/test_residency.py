@@ -197,7 +197,9 @@ def test_nothing_is_evicted_while_slots_are_free(make_rig):
             before = rig.stats().layers
             rig.step([(stays, int(rng.integers(61))), (guest, int(rng.integers(61)))])
             for old, new in zip(before, rig.stats().layers, strict=True):
-                got = sum(getattr(new, name) - getattr(old, name) for name in ("misses", "appended", "prefetched"))
+                got = sum(
+                    getattr(new, name) - getattr(old, name) for name in ("misses", "appended", "prefetched", "forecast")
+                )
                 assert new.used_slots == min(160, old.used_slots + got)
                 assert new.evictions - old.evictions == old.used_slots + got - new.used_slots
         rig.close(guest)

@@ -32,6 +32,7 @@ struct Sizes {
   std::int32_t query_rows = 1;
   std::int32_t table_stride = 4;  ///< blocks of a session
   std::int32_t splits = 4;
+  std::int32_t forecast_cap = 0;
   std::int64_t score_stride() const { return static_cast<std::int64_t>(table_stride) * kTokensPerBlock; }
   std::int32_t rows() const { return batch * query_rows; }
   /// Every other block of the pool belongs to a session.
@@ -61,6 +62,7 @@ class World {
         scores(backend, std::vector<float>(static_cast<std::size_t>(sizes.rows() * sizes.score_stride()),
                                            std::numeric_limits<float>::infinity())),
         selection(backend, std::vector<std::int32_t>(entries(), 1 << 30)),
+        thresholds(backend, std::vector<float>(static_cast<std::size_t>(sizes.batch), NAN)),
         kth_score(backend, std::vector<float>(static_cast<std::size_t>(sizes.rows()), NAN)),
         slots(backend, std::vector<std::int32_t>(entries(), 1 << 30)) {
     std::memset(slab.data(), 0xFF, slab.bytes());
@@ -70,7 +72,9 @@ class World {
                      .block_rows = sizes.rows(),
                      .slots = sizes.slots,
                      .host_rows = host_rows(),
-                     .splits = sizes.splits});
+                     .splits = sizes.splits,
+                     .entries = sizes.batch,
+                     .forecast_cap = sizes.forecast_cap});
   }
 
   std::int64_t host_rows() const { return static_cast<std::int64_t>(sizes.host_blocks()) * kTokensPerBlock; }
@@ -166,6 +170,27 @@ class World {
             .kv_dtype = DType::f32};
   }
   void recall(BlockView block, bool scored = false) { backend.recall(recall_params(block, scored)); }
+  /// Of the second of three layers, whose rows these are.
+  void forecast(std::int32_t cap) {
+    backend.forecast({.layer = layer(),
+                      .step = step(),
+                      .block = all_rows(),
+                      .shape = shape,
+                      .index = 1,
+                      .scores = scores.data(),
+                      .score_stride = sizes.score_stride(),
+                      .kth_score = kth_score.data(),
+                      .cap = cap});
+  }
+  /// Ends a pass.
+  void commit() {
+    backend.commit({.step = step(),
+                    .layers = 1,
+                    .kth_score = kth_score.data(),
+                    .kth_stride = sizes.rows(),
+                    .thresholds = thresholds.data(),
+                    .alpha = 0.5F});
+  }
   template <typename T>
   void append_and_recall(const DeviceArray<T>& kv, DType kv_dtype, bool scored) {
     RecallParams params = recall_params(all_rows(), scored);
@@ -174,6 +199,10 @@ class World {
     backend.recall(params);
   }
 
+  std::int32_t host_row_at(std::int32_t entry, std::int32_t position) const {
+    return block_at(entry * sizes.table_stride + position / kTokensPerBlock) * kTokensPerBlock +
+           position % kTokensPerBlock;
+  }
   /// Host row in the slot of each entry of the last recall, kNone where there is none.
   std::vector<std::int32_t> recalled_rows() const {
     const std::vector<std::int32_t> rows = host_of.read();
@@ -265,6 +294,7 @@ class World {
   DeviceArray<std::int32_t> owners;  ///< entry and index of each block
   DeviceArray<float> scores;
   DeviceArray<std::int32_t> selection;
+  DeviceArray<float> thresholds;
   DeviceArray<float> kth_score;
   DeviceArray<std::int32_t> slots;
 

@@ -259,6 +259,45 @@ TEST_F(Pass, WithoutPrefetchNothingIsSifted) {
   EXPECT_THROW(static_cast<void>(impl->plan().bytes_of("sift_rows")), InvalidArgument);
 }
 
+TEST_F(Pass, AForecastFollowsTheRecallOfWhatWasSelected) {
+  step(std::ref(model));
+  EXPECT_TRUE(backend->forecasts_made.empty()) << "it has to be asked for on a CPU";
+  RuntimeConfig config = small_config();
+  config.forecast_cap = 1000;
+  impl = std::make_shared<RuntimeImpl>(small_shape(), config);
+  EXPECT_EQ(impl->plan().config.forecast_cap, 4) << "as far as it looks";
+  backend = std::make_shared<RecordingBackend>(RuntimeTestAccess::backend(*impl));
+  RuntimeTestAccess::use_backend(*impl, backend);
+  session = impl->open_session(200);
+  impl->prefill(session, some_tokens(100), std::ref(model));
+  EXPECT_TRUE(backend->forecasts_made.empty()) << "a prefill makes none";
+  step(std::ref(model));
+  ASSERT_EQ(backend->forecasts_made.size(), 2U);
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    const ForecastParams& forecast = backend->forecasts_made[layer];
+    const RecallParams& recall = backend->recalls[layer];
+    EXPECT_EQ(forecast.index, static_cast<std::int32_t>(layer));
+    EXPECT_EQ(forecast.layer.pool, recall.layer.pool);
+    EXPECT_EQ(forecast.scores, recall.scores);
+    EXPECT_EQ(forecast.kth_score, recall.kth_score);
+    EXPECT_EQ(forecast.cap, 4);
+  }
+  std::vector<std::int32_t> own(8, kNone);
+  step_with([&](ForwardPass& pass, LayerArrays& arrays) {
+    const RowBlock block = pass.blocks().front();
+    pass.append(0, arrays.in.kv, arrays.in.index_key);
+    pass.score(0, arrays.in.index_q, arrays.in.index_weights, block);
+    pass.select(0, block);
+    pass.recall(0, block, {own.data(), DType::i32, {1, 8}});
+    EXPECT_TRUE(backend->forecasts_made.empty());
+    pass.recall(0, block);
+    EXPECT_EQ(backend->forecasts_made.size(), 1U);
+  });
+  EXPECT_GT(impl->stats().layers[0].forecast, 0);
+  EXPECT_EQ(impl->stats().forecast_bytes(),
+            (impl->stats().layers[0].forecast + impl->stats().layers[1].forecast) * small_shape().row_bytes());
+}
+
 TEST_F(Pass, ALayerIsAppendedToOnceAndAnAttentionThatFailedCanBeRepeated) {
   step(std::ref(model));
   const std::vector<float> expected = model.output;

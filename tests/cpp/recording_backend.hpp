@@ -20,6 +20,7 @@ class RecordingBackend final : public Backend {
   MemoryResource& host_memory() override { return inner_->host_memory(); }
   MemoryResource& device_memory() override { return inner_->device_memory(); }
   bool sifts() const override { return sifting && inner_->sifts(); }
+  bool forecasts() const override { return inner_->forecasts(); }
   void use_stream(std::uintptr_t stream) override { inner_->use_stream(stream); }
   void copy_to_device(void* to, const void* from, std::size_t bytes) override {
     inner_->copy_to_device(to, from, bytes);
@@ -55,6 +56,10 @@ class RecordingBackend final : public Backend {
     }
     inner_->recall(params);
   }
+  void forecast(const ForecastParams& params) override {
+    forecasts_made.push_back(params);
+    inner_->forecast(params);
+  }
   void attend(const AttendParams& params) override { inner_->attend(params); }
   void commit(const CommitParams& params) override { inner_->commit(params); }
   void release(std::span<const LayerView> layers, std::span<const RowRun> rows) override {
@@ -69,6 +74,7 @@ class RecordingBackend final : public Backend {
     scores.clear();
     selects.clear();
     recalls.clear();
+    forecasts_made.clear();
   }
 
   std::vector<BeginParams> begins;
@@ -76,6 +82,7 @@ class RecordingBackend final : public Backend {
   std::vector<ScoreParams> scores;
   std::vector<SelectParams> selects;
   std::vector<RecallParams> recalls;
+  std::vector<ForecastParams> forecasts_made;
   bool sifting = true;
   std::function<void()> before_score;
   std::function<void()> before_recall;

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -157,9 +156,16 @@ TEST(Replacement, GuessesCountAsOlder) {
   EXPECT_EQ(age_of(prefetched_at(90), 100), 10 + kUnusedAge);
   EXPECT_EQ(age_of(prefetched_at(100), 100), kUnusedAge);
   EXPECT_LT(prefetched_at(1), kFree);
-  EXPECT_LT(
-      age_of(prefetched_at(std::numeric_limits<std::int32_t>::max() - 1), std::numeric_limits<std::int32_t>::max() - 1),
-      kUnusedAge + 1);
+  EXPECT_EQ(age_of(prefetched_at(kLastTick), kLastTick), kUnusedAge);
+  EXPECT_EQ(age_of(forecast_at(98), 100), 2) << "its chance is yet to come";
+  EXPECT_EQ(age_of(forecast_at(96), 100), 4 + kUnusedAge);
+  for (const std::int32_t tick : {1, 2, kLastTick}) {
+    EXPECT_TRUE(is_forecast(forecast_at(tick)) && !is_forecast(prefetched_at(tick)) && !is_forecast(tick)) << tick;
+    EXPECT_EQ(fetched_at(forecast_at(tick)), tick);
+    EXPECT_EQ(fetched_at(prefetched_at(tick)), tick);
+    EXPECT_LT(forecast_at(tick), kFree);
+  }
+  EXPECT_FALSE(is_forecast(kFree) || is_forecast(new_row_at(kLastTick)));
 }
 
 }  // namespace

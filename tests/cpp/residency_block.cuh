@@ -88,7 +88,7 @@ class Maps {
       if (slot_of[at(row)] != slot) {
         return name + " has row " + std::to_string(row) + ", which has slot " + std::to_string(slot_of[at(row)]);
       }
-      const std::int32_t tick = stamp[at(slot)] < kFree ? prefetched_at(stamp[at(slot)]) : stamp[at(slot)];
+      const std::int32_t tick = stamp[at(slot)] < kFree ? fetched_at(stamp[at(slot)]) : stamp[at(slot)];
       if (tick < 1 || tick > now) {
         return name + ": stamp " + std::to_string(stamp[at(slot)]);
       }

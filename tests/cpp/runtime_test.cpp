@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,7 +59,7 @@ TEST(Runtime, TicksStartOverWithoutAChangeOfBits) {
   const Session a = impl->open_session(200);
   const Session b = impl->open_session(200);
   const std::vector<std::int32_t> prompt = some_tokens(100);
-  RuntimeTestAccess::set_tick(*impl, std::numeric_limits<std::int32_t>::max() - 12);
+  RuntimeTestAccess::set_tick(*impl, kLastTick - 12);
   impl->prefill(a, prompt, std::ref(model));
   impl->prefill(b, std::span(prompt).first(50), std::ref(model));
   std::vector<float> outputs;

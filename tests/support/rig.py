@@ -228,7 +228,7 @@ def check_books(runtime: echo.Runtime, sessions: Sequence[echo.Session]) -> None
 
 
 def check_prefetches(runtime: echo.Runtime, layer: echo.LayerStats) -> None:
-    """What was prefetched was used or wasted, and without prefetches nothing was."""
+    """What was fetched ahead was used or wasted, and where nothing is fetched ahead nothing was."""
     assert layer.prefetched_wasted == layer.prefetched - layer.prefetched_used
     assert 0 <= layer.prefetched_used <= min(layer.prefetched, layer.hits)
     assert layer.prefetched_bytes == layer.prefetched * runtime.shape.row_bytes
@@ -237,6 +237,10 @@ def check_prefetches(runtime: echo.Runtime, layer: echo.LayerStats) -> None:
         assert layer.prefetched == layer.prefetches_capped == 0
     if config.prefetch == "off":
         assert layer.candidates == layer.full_selects == 0
+    assert layer.forecast_wasted == layer.forecast - layer.forecast_used
+    assert 0 <= layer.forecast_used <= min(layer.forecast, layer.hits)
+    assert layer.forecast_bytes == layer.forecast * runtime.shape.row_bytes
+    assert layer.forecast == 0 or config.forecast_cap > 0
 
 
 def check_cache(
@@ -258,10 +262,13 @@ def check_cache(
         assert len(mapped_rows) == len(mapped_slots) == stats.layers[layer].used_slots
         assert ((stamp == -1) == (host_of == -1)).all(), "a slot is free if and only if it has no stamp"
         check_prefetches(runtime, stats.layers[layer])
-        # Negative ones below -1 say when a row was prefetched.
-        assert ((stamp[mapped_slots] >= 1) | (stamp[mapped_slots] <= -3)).all()
+        # Even ones below -1 say when a row was prefetched, odd ones when it was forecast.
+        ahead = stamp[mapped_slots][stamp[mapped_slots] < 1]
+        assert (ahead <= -4).all()
         if runtime.plan.config.prefetch == "off":
-            assert (stamp[mapped_slots] >= 1).all()
+            assert (ahead % 2 == 1).all()
+        if runtime.plan.config.forecast_cap == 0:
+            assert (ahead % 2 == 0).all()
         rows = {
             host_row_of(session, position): row
             for session, kv in zip(sessions, exports, strict=True)

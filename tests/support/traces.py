@@ -74,7 +74,7 @@ class Decoding:
                 np.rint(values) for values in (self.index_q, self.index_key, 2 * self.weights)
             )
 
-    def misses(self, pool: int, recorder: SelectionRecorder | None = None) -> np.ndarray:
+    def misses(self, pool: int, recorder: SelectionRecorder | None = None, forecast_cap: int = 0) -> np.ndarray:
         """int64 [steps, layers] misses of a real runtime on the CPU with pools of so many slots."""
         kv, q, out = np.zeros((1, 80), np.float32), np.zeros((1, 4, 80), np.float32), np.zeros((1, 4, 64), np.float32)
         step = 0
@@ -100,6 +100,7 @@ class Decoding:
         with echo.Runtime(
             self.shape, device="cpu", host_tokens=capacity, max_context=capacity, max_batch=1, gpu_slots=pool,
             prefill_chunk=self.before, threads=1, prefetch="off",
+            forecast_cap=forecast_cap,
         ) as runtime:  # fmt: skip
             session = runtime.open_session(capacity)
             runtime.prefill(session, [0] * self.before, prefill)

@@ -22,6 +22,10 @@ struct LayerStats {
   std::int64_t prefetched_wasted = 0;  ///< of them: not selected in that step
   std::int64_t prefetches_capped = 0;  ///< rows that were not prefetched because of the cap
   std::int64_t prefetched_bytes = 0;   ///< of the rows prefetched
+  std::int64_t forecast = 0;           ///< rows fetched for the next step; not among the misses
+  std::int64_t forecast_used = 0;      ///< of them: selected in a later step, while they were still there
+  std::int64_t forecast_wasted = 0;    ///< of them: not used so far
+  std::int64_t forecast_bytes = 0;     ///< of the rows forecast
   std::int64_t used_slots = 0;         ///< slots that hold a row now
 };
 
@@ -36,10 +40,12 @@ struct ECHO_API RuntimeStats {
   std::int64_t host_bytes = 0;
   std::int64_t row_bytes = 0;
 
-  /// Bytes that recalls fetched from the host, over all layers; prefetches come on top.
+  /// Bytes that recalls fetched from the host, over all layers; prefetches and forecasts come on top.
   std::int64_t recalled_bytes() const;
   /// Bytes that were prefetched, over all layers.
   std::int64_t prefetched_bytes() const;
+  /// Bytes that were forecast, over all layers.
+  std::int64_t forecast_bytes() const;
   /// hits / (hits + misses) over all layers; 1 if nothing was selected yet.
   double hit_rate() const;
 };

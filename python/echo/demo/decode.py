@@ -31,6 +31,7 @@ class Decoded:
         misses: int64 [layers], rows that recalls fetched, over all steps.
         prefetched: int64 [layers], rows fetched while scoring.
         prefetched_used: int64 [layers], of them selected in the same step.
+        forecast: int64 [layers], rows fetched for the next step.
         step_ms: float64 [steps].
         plan: sizes of the runtime.
     """
@@ -42,13 +43,14 @@ class Decoded:
     misses: NDArray[np.int64]
     prefetched: NDArray[np.int64]
     prefetched_used: NDArray[np.int64]
+    forecast: NDArray[np.int64]
     step_ms: NDArray[np.float64]
     plan: echo.Plan
 
     @property
     def fetched(self) -> NDArray[np.int64]:
-        """int64 [layers], all rows that came from the host: missed and prefetched."""
-        return self.misses + self.prefetched
+        """int64 [layers], all rows that came from the host: missed and fetched ahead."""
+        return self.misses + self.prefetched + self.forecast
 
 
 @dataclass
@@ -174,7 +176,7 @@ class Workload:
                 name: np.array(
                     [getattr(b, name) - getattr(a, name) for a, b in zip(start.layers, before.layers, strict=True)]
                 )
-                for name in ("misses", "prefetched", "prefetched_used")
+                for name in ("misses", "prefetched", "prefetched_used", "forecast")
             }
             return Decoded(
                 pool=slots,

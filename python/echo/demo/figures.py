@@ -67,6 +67,7 @@ def figures(
         "missed_rows": [int(rows) for rows in offloaded.misses],
         "prefetched_rows": [int(rows) for rows in offloaded.prefetched],
         "prefetched_used": [int(rows) for rows in offloaded.prefetched_used],
+        "forecast_rows": [int(rows) for rows in offloaded.forecast],
         # Where everything stays, a row is fetched once and never again.
         "fetched_again": [int(rows) for rows in offloaded.fetched - resident.fetched],
         "fetched_bytes": int(offloaded.fetched.sum()) * shape.row_bytes,

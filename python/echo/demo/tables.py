@@ -52,6 +52,8 @@ def print_tables(console: Any, resident: Decoded, offloaded: Decoded, figures: d
     row("rows missed", *(int(one.misses.sum()) for one in runs))
     row("rows prefetched", *(int(one.prefetched.sum()) for one in runs))
     row("of them used", *(int(one.prefetched_used.sum()) for one in runs))
+    if any(one.forecast.any() for one in runs):
+        row("rows forecast", *(int(one.forecast.sum()) for one in runs))
     row("missed or prefetched again", 0, sum(figures["fetched_again"]))
     row("bytes of all these", *(size(int(one.fetched.sum()) * row_bytes) for one in runs))
     row("time per step, median", *(f"{figures['step_ms'][name]:.1f} ms" for name in ("resident", "offloaded")))

@@ -13,10 +13,12 @@ VERBS = ("append", "score", "select", "recall", "attend")
 """Of a layer, in the order of the calls."""
 
 UPLOAD, BEGIN, COMMIT, OTHER, GAPS = "upload", "begin", "commit", "other", "gaps"
+FORECAST = "forecast"
+"""Runs beside the others, on streams of its own."""
 
 # Kernels that are called after something else than their verb.
 _NAMED = {"index_queries": "score", "fold": COMMIT, "forget": COMMIT}
-_WORDS = (BEGIN, *VERBS, "prefetch", COMMIT, "release")
+_WORDS = (BEGIN, *VERBS, "prefetch", FORECAST, COMMIT, "release")
 _OWN = re.compile(r"(?:void )?echo::(?:\(anonymous namespace\)::|\w+::)*(\w+)")
 
 

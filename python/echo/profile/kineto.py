@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from echo import NotSupported
-from echo.profile.kernels import COMMIT, OTHER, UPLOAD, layers_of, part_of
+from echo.profile.kernels import COMMIT, FORECAST, OTHER, UPLOAD, layers_of, part_of
 from echo.profile.timeline import Span, Step, sorted_spans
 
 MARK = "echo step"
@@ -23,7 +23,8 @@ _HOST = {"cuda_runtime", "cuda_driver"}
 def steps_of(events: Iterable[dict[str, Any]], layers: int) -> list[Step]:
     """The steps that were recorded from begin to end, their times counted from the first one's begin.
 
-    A step ends with its commit, and what follows belongs to the next one: so nothing else may run in between.
+    A step ends with its commit, or a forecast that takes longer, and what follows belongs to the next one: so nothing
+    else may run in between.
 
     Args:
         events: of `traceEvents`.
@@ -44,11 +45,11 @@ def steps_of(events: Iterable[dict[str, Any]], layers: int) -> list[Step]:
     committed = True
     for span in device:
         commits = COMMIT in span.part.split("+")
-        if committed and not commits:
+        if committed and not commits and span.part != FORECAST:
             found.append([])
         if found:  # the end of a step that began unseen is none
             found[-1].append(span)
-        committed = commits
+        committed = commits or (committed and span.part == FORECAST)
     if found and not committed:
         found.pop()
     if not found:

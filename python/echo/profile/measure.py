@@ -21,7 +21,7 @@ from echo.profile.timeline import Profile, Step
 from echo.profile.workload import WARM_UP, Workload
 
 _AHEAD = 3  # steps that the host may be ahead of the device, so that no call waits for room in its queue
-_COUNTED = ("hits", "misses", "prefetched", "prefetched_used")
+_COUNTED = ("hits", "misses", "prefetched", "prefetched_used", "forecast", "forecast_used")
 _UNUSED = 2  # first steps under the profiler: the first launch takes long there
 
 

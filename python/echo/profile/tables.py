@@ -57,15 +57,15 @@ def layer_lines(profile: Profile) -> list[str]:
         f"missed    {sparkline(missed)}  {missed.min():,.1f} to {missed.max():,.1f} rows per step",
         "",
         f"{'':<47}rows per step",
-        f"{'layer':<8}{'recall, us':>12}{'of all recall':>15}{'missed':>12}{'prefetched':>12}{'of them used':>14}"
-        f"{'hit rate':>10}",
+        f"{'layer':<8}{'recall, us':>12}{'of all recall':>15}{'missed':>12}{'prefetched':>12}{'used':>8}"
+        f"{'forecast':>10}{'used':>8}{'hit rate':>10}",
     ]
     shown = range(profile.layers) if profile.layers <= _ALL_LAYERS else np.argsort(-times, kind="stable")[:_MOST]
     for layer in shown:
         lines.append(
             f"{layer:<8}{times[layer]:>12,.1f}{times[layer] / times.sum():>15.1%}"
-            f"{missed[layer]:>12,.1f}{profile.prefetched[layer]:>12,.1f}{profile.prefetched_used[layer]:>14,.1f}"
-            f"{hit_rate[layer]:>10.1%}"
+            f"{missed[layer]:>12,.1f}{profile.prefetched[layer]:>12,.1f}{profile.prefetched_used[layer]:>8,.1f}"
+            f"{profile.forecast[layer]:>10,.1f}{profile.forecast_used[layer]:>8,.1f}{hit_rate[layer]:>10.1%}"
         )
     if len(shown) < profile.layers:
         lines.append(f"the {len(shown)} layers that recall longest; --json writes all")

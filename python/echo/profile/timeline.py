@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echo.profile.kernels import BEGIN, COMMIT, GAPS, OTHER, UPLOAD, VERBS
+from echo.profile.kernels import BEGIN, COMMIT, FORECAST, GAPS, OTHER, UPLOAD, VERBS
 
-_ORDER = (UPLOAD, BEGIN, *VERBS, COMMIT)
+_ORDER = (UPLOAD, BEGIN, *VERBS, FORECAST, COMMIT)
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,26 @@ class Step:
         return Step(self.start + by, self.end + by, spans, host)
 
     def own_times(self) -> NDArray[np.float64]:
-        """Microseconds of each span; an instant in which several run counts for the one that began first."""
+        """Microseconds of each span; an instant in which several run counts for the one that began first.
+
+        For forecasts it counts only where nothing else runs.
+        """
         times = np.zeros(len(self.spans))
+        busy: list[tuple[float, float]] = []  # of all others, apart from each other
         covered = self.start
         for i, span in enumerate(self.spans):
-            times[i] = max(0.0, span.end - max(span.start, covered))
-            covered = max(covered, span.end)
+            if span.part != FORECAST and span.end > covered:
+                begin = max(span.start, covered)
+                times[i] = span.end - begin
+                busy.append((begin, span.end))
+                covered = span.end
+        covered = self.start
+        for i, span in enumerate(self.spans):
+            if span.part == FORECAST and span.end > covered:
+                begin = max(span.start, covered)
+                beside = sum(max(0.0, min(end, span.end) - max(start, begin)) for start, end in busy)
+                times[i] = span.end - begin - beside
+                covered = span.end
         return times
 
 
@@ -107,6 +121,8 @@ class Profile:
         hits, misses: float64 [layers], selected rows per step; misses are those that a recall fetched.
         prefetched, prefetched_used: float64 [layers], rows per step that were fetched while scoring, and those of them
             that were selected in the same step.
+        forecast, forecast_used: float64 [layers], rows per step that were fetched for the next one, and earlier ones of
+            them that were selected for the first time.
     """
 
     workload: str
@@ -119,6 +135,8 @@ class Profile:
     misses: NDArray[np.float64]
     prefetched: NDArray[np.float64]
     prefetched_used: NDArray[np.float64]
+    forecast: NDArray[np.float64]
+    forecast_used: NDArray[np.float64]
 
     def parts(self) -> list[Part]:
         """The step divided up. The last part are gaps: what `step_us` has besides, if it has more."""
@@ -175,6 +193,8 @@ class Profile:
                 "missed_rows": self.misses.tolist(),
                 "prefetched_rows": self.prefetched.tolist(),
                 "prefetched_used": self.prefetched_used.tolist(),
+                "forecast_rows": self.forecast.tolist(),
+                "forecast_used": self.forecast_used.tolist(),
                 "hit_rate": self.hit_rate().tolist(),
             },
         }

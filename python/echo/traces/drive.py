@@ -33,6 +33,8 @@ _COUNTED = (
     "prefetched",
     "prefetched_used",
     "prefetches_capped",
+    "forecast",
+    "forecast_used",
 )
 
 
@@ -44,8 +46,8 @@ class Driven:
         device: 'cpu' or 'cuda:N'.
         slots: of the pools, one for each layer.
         row_bytes: of a row.
-        hits, misses, evictions, candidates, full_selects, prefetched, prefetched_used, prefetches_capped: int64
-            [steps, layers], as in `echo.LayerStats`; misses are the rows that recalls fetched.
+        hits, misses, evictions, candidates, full_selects, prefetched, prefetched_used, prefetches_capped, forecast,
+            forecast_used: int64 [steps, layers], as in `echo.LayerStats`; misses are the rows that recalls fetched.
         foretold: float32 [steps, layers], the moving average of the k-th score before each step, NaN for none.
     """
 
@@ -60,6 +62,8 @@ class Driven:
     prefetched: NDArray[np.int64]
     prefetched_used: NDArray[np.int64]
     prefetches_capped: NDArray[np.int64]
+    forecast: NDArray[np.int64]
+    forecast_used: NDArray[np.int64]
     foretold: NDArray[np.float32]
 
 
@@ -93,6 +97,7 @@ def drive(
     device: str = "auto",
     alpha: float = 0.5,
     prefetch_cap: float = 0.0,
+    forecast_cap: int = 0,
     row_format: str = "fp8_656",
 ) -> Driven:
     """Replays a trace through a runtime whose pools are empty at first.
@@ -105,11 +110,13 @@ def drive(
         alpha: weight of the past in the moving average of the k-th score, 0 to 1.
         prefetch_cap: as of `echo.Runtime`, most rows that are prefetched for each 1,000 scored tokens; -1 for what
             the device can fetch.
+        forecast_cap: as of `echo.Runtime`, most rows that a layer of a step fetches for the next one; -1 for all
+            that a forecast looks at.
         row_format: of `echo.ModelShape`; sets how many bytes a row has.
 
     Raises:
-        InvalidArgument: naming `slots`, `layers`, `alpha`, `prefetch_cap`, `device` or `row_format`; naming `trace`, if
-            it has more than 4,096 steps with scores.
+        InvalidArgument: naming `slots`, `layers`, `alpha`, `prefetch_cap`, `forecast_cap`, `device` or `row_format`;
+            naming `trace`, if it has more than 4,096 steps with scores.
         CapacityError: the trace's rows do not fit this machine.
         NotSupported: naming `device`, on a GPU without torch.
         StateError: naming `selection`, if the runtime does not select what the trace has.
@@ -132,6 +139,7 @@ def drive(
     with Runtime(
         shape, device=device, gpu_slots=slots, threshold_alpha=alpha, host_tokens=capacity, max_context=capacity,
         max_batch=1, query_rows=1, prefill_chunk=min(_CHUNK, capacity), prefetch_cap=prefetch_cap,
+        forecast_cap=forecast_cap,
     ) as runtime:  # fmt: skip
         feed = _Feed(trace, chosen, shape, _Host() if runtime.device == "cpu" else _Gpu(runtime.device))
         session = runtime.open_session(capacity)

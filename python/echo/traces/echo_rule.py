@@ -22,6 +22,7 @@ _WINDOW = 512
 _SPREAD = 32
 _LEAST_SPREAD = 8
 _WINDOW_GRAIN = 32
+_UNUSED_AGE = 64
 
 
 class EchoPool(Pool):
@@ -31,21 +32,23 @@ class EchoPool(Pool):
         """See `Pool`."""
         super().__init__(steps, slots)
         self._hand = 0
+        self.ahead = np.zeros(slots, np.bool_)  # holds what was forecast and not used since
         self._begins = False
 
-    def step(self) -> Slots:
+    def begin(self) -> None:
         """The new token gets its slot first, by age: nothing is scored yet."""
-        self.now += 1
         newest = self.steps.newest[self.now]
         if newest >= 0 and self.slot_of[newest] == FREE:
             self._begins = True
             self._place(np.array([newest]))
             self._begins = False
-        self.now -= 1
-        return super().step()
 
     def victims(self, count: int) -> Slots:
         """Slots in the order in which they are taken."""
+        return self.coldest(count)
+
+    def coldest(self, count: int, beyond: np.float32 | None = None) -> Slots:
+        """Slots that the rule gives away; fewer, if rows that are scored have to be more than `beyond` away."""
         slots = len(self.held)
         distance = self._distances()
         window = window_slots(count, slots)
@@ -59,16 +62,20 @@ class EchoPool(Pool):
             places: Slots = (self._hand + np.arange(window)) % slots
             self._hand = (self._hand + window) % slots
             candidates = places[(self.stamp[places] < self.now) & (self.stamp[places] != FREE)]
+            if distance is not None and beyond is not None:
+                away = distance[self.held[candidates]]
+                candidates = candidates[(away < 0) | (away > beyond)]
             if len(candidates) == 0:
                 continue
             age = self.now - self.stamp[candidates]
+            age += np.where(self.ahead[candidates] & (age > 1), _UNUSED_AGE, 0)
             known = None if distance is None else distance[self.held[candidates]]
             cold = coldness_by_age(age) if known is None else coldness_by_score(known, age)
             coldest = candidates[np.argsort(-cold, kind="stable")[:quota]]
             self.stamp[coldest] = self.now  # later windows may come by again
             taken.append(coldest)
             left -= len(coldest)
-        return np.concatenate(taken)
+        return np.concatenate(taken) if taken else np.empty(0, np.int64)
 
     def _distances(self) -> NDArray[np.float32] | None:
         """float32 [rows], how far each row is below the k-th score, -1 beyond the ranks; None if all are unknown."""

@@ -45,6 +45,7 @@ class Pool:
     def step(self) -> Slots:
         """Runs the next step; returns the rows that it had to fetch, ascending."""
         self.now += 1
+        self.begin()
         wanted = self.steps.wanted(self.now)
         slots = self.slot_of[wanted]
         self.stamp[slots[slots != FREE]] = self.now
@@ -89,6 +90,9 @@ class Pool:
     def order(self, slots: Slots) -> Slots:
         """int64 [slots], least for what goes first."""
         return self.stamp[slots]
+
+    def begin(self) -> None:
+        """Told that a step begins: nobody knows yet what it wants."""
 
     def placed(self, slots: Slots) -> None:
         """Told which slots got new rows."""

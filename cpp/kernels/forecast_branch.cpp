@@ -1,0 +1,100 @@
+#include "kernels/forecast_branch.hpp"
+
+#include <algorithm>
+
+#include "cache_manager/fetch_forecast.cuh"
+#include "cache_manager/find_forecast.cuh"
+
+namespace echo {
+namespace {
+
+unsigned long long capture_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  ECHO_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+LaunchContext beside(const LaunchContext& pass, const Stream& stream) {
+  return {stream.get(), pass.multiprocessors, pass.errors};
+}
+
+void wait(cudaStream_t stream, const Event& event) { ECHO_CUDA_CHECK(cudaStreamWaitEvent(stream, event.get(), 0)); }
+
+}  // namespace
+
+void ForecastBranch::add(const ForecastParams& params, const ForecastLists& lists, const LaunchContext& pass) {
+  settle(pass);
+  capture_ = capture_of(pass.stream);
+  recalled_.record(pass.stream);
+  added_ = {.params = params, .lists = lists};
+  pools_.push_back(params.layer.pool);
+}
+
+void ForecastBranch::attended(const std::byte* pool, const LaunchContext& pass) {
+  if (!added_ || added_->params.layer.pool != pool) {
+    return;
+  }
+  const Forecast own = *added_;
+  if (!settle(pass)) {
+    return;
+  }
+  attended_.record(pass.stream);
+  wait(find_.get(), attended_);
+  launch_end_forecast(own.params, own.lists, beside(pass, find_));
+  ended_.record(find_.get());
+}
+
+void ForecastBranch::join_found(const LaunchContext& pass) {
+  if (settle(pass) && finding_) {
+    wait(pass.stream, found_);
+  }
+  finding_ = false;
+}
+
+void ForecastBranch::join(const LaunchContext& pass) {
+  if (settle(pass)) {
+    wait(pass.stream, ended_);
+    wait(pass.stream, fetched_);
+  }
+  pools_.clear();
+  finding_ = false;
+}
+
+void ForecastBranch::join_pool(const std::byte* pool, const LaunchContext& pass) {
+  if (std::ranges::find(pools_, pool) != pools_.end()) {
+    join(pass);
+  }
+}
+
+void ForecastBranch::retire() noexcept {
+  ECHO_CUDA_WARN(cudaStreamSynchronize(find_.get()));
+  ECHO_CUDA_WARN(cudaStreamSynchronize(fetch_.get()));
+}
+
+bool ForecastBranch::settle(const LaunchContext& pass) {
+  if (pools_.empty()) {
+    return false;
+  }
+  if (capture_of(pass.stream) != capture_) {
+    added_.reset();
+    pools_.clear();
+    finding_ = false;
+    return false;
+  }
+  if (added_) {
+    const Forecast own = *added_;
+    added_.reset();
+    wait(find_.get(), recalled_);
+    launch_find_forecast(own.params, own.lists, beside(pass, find_));
+    found_.record(find_.get());
+    ended_.record(find_.get());
+    finding_ = true;
+    wait(fetch_.get(), found_);
+    launch_fetch_forecast(own.params, own.lists, beside(pass, fetch_));
+    fetched_.record(fetch_.get());
+  }
+  return true;
+}
+
+}  // namespace echo
