@@ -14,7 +14,7 @@ GENERIC = {
         f"void {OWN}score<(echo::IndexKeyFormat)1>(echo::ScoreParams, echo::IndexQueryView, echo::KernelErrorView)",
     ],
     "select": [f"{OWN}select_rows(echo::SelectParams, echo::KernelErrorView)"],
-    "recall": [f"void {OWN}recall<2>(echo::RecallParams, int, int, echo::KernelErrorView)"],
+    "recall": [f"void {OWN}recall<2, false>(echo::RecallParams, int, int, echo::KernelErrorView)"],
     "attend": 2
     * [
         f"void {OWN}attend_splits<(echo::RowFormat)0, 2>(echo::AttendParams, int, echo::AttendPartials, "
