@@ -7,7 +7,8 @@
 // (heads of one or more rows); loaders meanwhile quantise the next group's queries into a second buffer. A lane holds
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
-// to, the loaders also sift (score_sift.cuh), and the order of the blocks is another.
+// to, a loader first writes the new tokens' keys (score_new_keys.cuh), and the loaders also sift (score_sift.cuh), for
+// which the order of the blocks is another.
 // Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
 // 64 heads, a row per session: 3.9 us for 1 x 16K tokens, 6.5 for 1 x 100K, 48 for 13 x 100K, 221 to 226 for 64 x 100K;
 // with two rows per session 51 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37. In one
