@@ -4,9 +4,8 @@ A graph of as many layers as fit, 61 where possible, all different, begins and c
 replay appends a token to each session; scores change from step to step as those of a model, and select, in each layer,
 just the share of rows that is to be missed, at random, on cold caches. `system`:
 
-- resident: nothing is missed; prefetch is on;
-- echo: 2 % of the selected rows are missed; prefetch is off;
-- echo-prefetch: the same with prefetch: score lists what may be selected, and fetches what probably will be;
+- resident: nothing is missed;
+- echo: 2 % of the selected rows are missed, and recalled: nothing is prefetched;
 - without_offload: all rows lie on the GPU at fixed places, nothing is looked up.
 
 Medians, microseconds per layer. `verbs` are differences between graphs that end after one verb or the next. Counts are
@@ -23,17 +22,17 @@ from typing import Any
 import pytest
 from gates import Gates
 from native.binding import device_clock
-from native.step_binding import PREFETCH_CAP, TOP_K, Case, Part, Result, StepBench
+from native.step_binding import TOP_K, Case, Part, Result, StepBench
 
 ROUNDS = 12
-WARM_UP = 4  # the thresholds need some steps, too
+WARM_UP = 4
 PART_ROUNDS = 3
 MISS_RATE = 0.02
 PARTS = {
     Part.NOTHING: "begin_commit", Part.SCORE: "score", Part.SELECT: "select", Part.RECALL: "recall",
 }  # fmt: skip
 
-SYSTEMS = ("resident", "echo", "echo-prefetch")
+SYSTEMS = ("resident", "echo")
 CASES = [
     *((Case(13, 102_400), system) for system in SYSTEMS),
     *((Case(13, 32_768), system) for system in SYSTEMS),
@@ -61,9 +60,7 @@ def of_step(bench: StepBench, case: Case, system: str, part: Part) -> Result:
     """One replay of a part of the step."""
     if system == "without_offload":
         return bench.replay(Part.WITHOUT_OFFLOAD if part == Part.ATTEND else part)
-    misses = 0 if system == "resident" else case.misses(MISS_RATE)
-    prefetches = system != "echo"
-    return bench.replay(part, misses, sift=prefetches, prefetch_cap=PREFETCH_CAP if prefetches else 0.0)
+    return bench.replay(part, 0 if system == "resident" else case.misses(MISS_RATE))
 
 
 def verbs_of(bench: StepBench, case: Case, system: str, step: Result, us: float) -> dict[str, Any]:
@@ -110,11 +107,7 @@ def test_layer(
         "layers": case.layers,
         **verbs_of(step_bench, case, system, results[-1], us),
         "misses": sum(result.misses for result in results) / calls,
-        "prefetched": sum(result.prefetched for result in results) / calls,
-        "prefetched_used": sum(result.prefetched_used for result in results) / calls,
         "natural_miss_rate": sum(result.natural_misses for result in results) / calls / case.batch / TOP_K,
-        "candidates_per_row": sum(result.candidates for result in results) / calls / case.batch,
-        "full_selects": sum(result.full_selects for result in results) / calls / case.batch,
     }
     if system.startswith("echo") and (case.batch, case.length) in PEERS:
         figures["peers"] = PEERS[case.batch, case.length]

@@ -4,7 +4,7 @@ Parts that neither count memory nor measure time share the GPU; after them come,
 themselves and the benchmarks. Each part has a time limit, and so has the whole; what a part says is in
 $ECHO_RESULTS/all/PART.log. Ends with a table, which is also in check.json.
 
-    tools/gpu_check.sh all                          everything but decode
+    tools/gpu_check.sh all                          everything but indexer and decode
     tools/gpu_check.sh all --only build,bench-layer --update-baseline
     tools/gpu_check.sh all --skip sanitize --limit 300
 """

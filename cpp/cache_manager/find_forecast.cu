@@ -1,5 +1,5 @@
 // find_forecast: rows that the next step probably selects, and slots for them. Few thread blocks beside the pass's
-// stream (forecast_branch.hpp), each for one batch entry after the other, as long as there is time: until end_forecast.
+// stream (forecast_branch.hpp), each for one batch entry after the other.
 //
 // Of the entry's near tokens (near_tokens.cuh) that are not resident the best are claimed, as far as the cap goes.
 // Slots are free ones, else the coldest of a few windows of the pool, as in a recall: by score, and none of a row that

@@ -11,7 +11,7 @@
 // the other half finds slots meanwhile (claim_slots.cuh), then helps to copy.
 // The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
 // entries that select them are hits. The launch may overlap the end of the kernel before it.
-// Cost on an H200 (bench/results/recall.json): 3.5 us for 26,624 hits; 20, 64 and 204 us with 533, 2,665 and 13,312
+// Cost on an H200 (bench/results/recall.json): 3.7 us for 26,624 hits; 20, 64 and 209 us with 533, 2,665 and 13,312
 // misses among them; 0.4 to 0.7 us more with 13 new rows.
 #include <algorithm>
 

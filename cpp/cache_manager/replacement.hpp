@@ -6,13 +6,14 @@
 // scores of this very step: the indexer has just scored every token, and a row far below the k-th score is unlikely to
 // be selected soon. Rows that were not scored (their session is not in the batch, or the model reuses a selection) go
 // by age. Both are scaled by the extremes of the window, so there is nothing to tune: coldness 0 ... kColdest in equal
-// steps. A slot stamped in the current tick is never taken: it is selected, or new, in this very call. On the CPU one
-// caller looks behind a hand that goes round, at kSpread slots for each that it needs; of equally cold slots those that
-// the hand reaches first go. On a GPU every thread block looks at a window of its own (claim_slots.cuh). Cost: O(slots
-// needed) on the CPU, a window per block on a GPU, whatever the size of the pool (the ECHO paper sorts the pool: half
-// of its management time). Ticks start at 1 and never go back; a layer may skip some. A row that was fetched ahead
-// (by a prefetch for the step under way, by a forecast for the next one) has a stamp below kFree until it is used: once
-// it has had its chance it counts as older than it is, so that wrong guesses go before what was once of use.
+// steps. A slot stamped in the current tick or later is never taken: it is selected, or new, in this very call. On the
+// CPU one caller looks behind a hand that goes round, at kSpread slots for each that it needs; of equally cold slots
+// those that the hand reaches first go. On a GPU every thread block looks at a window of its own (claim_slots.cuh).
+// Cost: O(slots needed) on the CPU, a window per block on a GPU, whatever the size of the pool (the ECHO paper sorts
+// the pool: half of its management time). Ticks start at 1 and never go back; a layer may skip some. A row that was
+// fetched ahead (by a prefetch for the step under way, by a forecast for the next one) has a stamp below kFree until it
+// is used: once it has had its chance it counts as older than it is, so that wrong guesses go before what was once of
+// use.
 
 #include <cstdint>
 
@@ -46,7 +47,8 @@ ECHO_HOST_DEVICE bool is_forecast(std::int32_t stamp) { return stamp < kFree && 
 /// Tick of a stamp below kFree.
 ECHO_HOST_DEVICE std::int32_t fetched_at(std::int32_t stamp) { return (kFree - 1 - stamp) >> 1; }
 
-/// Stamp of a row that a pass appends, from its begin on: later than what the pass stamps, and before the next one.
+/// On a GPU, stamp of a row that a pass appends, from its begin on: later than what the pass stamps, and before the
+/// next one.
 ECHO_HOST_DEVICE std::int32_t new_row_at(std::int32_t tick) { return tick + 1; }
 
 /// Age of a slot that is not free in a later tick, at least 1.

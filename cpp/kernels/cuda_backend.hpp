@@ -90,7 +90,7 @@ class CudaBackend final : public Backend {
   /// was prepared for.
   const Scratch& scratch() const;
   const Scratch& scratch_for(const LayerView& layer, std::int32_t rows, std::int32_t block_rows) const;
-  /// What append and recall ask of their rows.
+  /// What verbs that touch rows ask of them.
   void check_rows(const LayerView& layer, std::int32_t rows, std::int32_t block_rows, const void* kv,
                   DType kv_dtype) const;
   /// The layers in device memory, until this is called with others.

@@ -16,8 +16,8 @@ namespace echo {
 /// graph; what a capture left unjoined never ran and is forgotten.
 ///
 /// They are launched behind the layer's attention, although they follow its recall, so that they get the
-/// multiprocessors that attention leaves; and they end with it, so that they are in nobody's way: what has not been
-/// found or fetched by then is left out.
+/// multiprocessors that attention leaves; and fetching ends with it, so that it is in nobody's way: what has not been
+/// fetched by then is left out.
 class ForecastBranch {
  public:
   /// Behind what is on the pass's stream.

@@ -132,8 +132,8 @@ struct AppendParams {
 
 /// score: scores[i, s] for rows i of the block and positions s in [0, positions[row]]; what lies behind is
 /// left undefined. Padding rows get nothing. With `sift`, also lists candidates and prefetches rows that are not
-/// resident: those that the pass appends excepted, since their host rows may not be written yet. With `index_key`,
-/// first appends the keys of the pass's rows, as append would.
+/// resident: those that the pass appends excepted (they have slots, or begin reported that there were none). With
+/// `index_key`, first appends the keys of the pass's rows, as append would.
 struct ScoreParams {
   LayerView layer;
   StepView step;

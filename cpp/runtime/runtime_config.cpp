@@ -53,10 +53,12 @@ constexpr std::array kFields{
                 "most rows that a layer of a step prefetches, for each 1,000 tokens that it scores, 0 to 1000; 0 means "
                 "none, -1 what the device can fetch while it scores",
                 &C::prefetch_cap},
-    ConfigField{"forecast_cap", "rows per session",
-                "most rows that a layer of a step fetches for the next one, for each session, 0 to 65536; those that "
-                "just missed the selection come first. 0 means none, -1 all that a forecast looks at",
-                &C::forecast_cap},
+    ConfigField{
+        "forecast_cap", "rows per session",
+        "most rows that a layer of a step fetches for the next one, for each session, 0 to 65536; those that "
+        "just missed the selection come first. 0 means none, -1 all that a forecast looks at: half of top_k, on a GPU "
+        "1,024 at most",
+        &C::forecast_cap},
     ConfigField{"threads", "threads", "threads of the CPU backend; 0 means one per core", &C::threads},
 };
 

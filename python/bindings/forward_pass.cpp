@@ -209,7 +209,7 @@ void register_forward_pass(nb::module_& module) {
       .def("attention", &attention, "layer"_a, nb::kw_only(), "kv"_a.none(), "q"_a.none(), "scale"_a, "out"_a.none(),
            "index_key"_a = nb::none(), "index_q"_a = nb::none(), "index_weights"_a = nb::none(),
            "The whole layer: append, then score, select, recall and attend for each block.\n\n"
-           "While decoding, rows are appended together with the recall: a launch less than by the verbs one by one.\n"
+           "While decoding, score writes the index keys and recall the rows: there is no launch for append.\n"
            "Without index_key, index_q and index_weights the layer attends to the selection of the last layer that "
            "had one.\n\n"
            "Args:\n    layer: layer of the model.\n    kv: [rows, latent_dim + rope_dim], or uint8 [rows, row_bytes] "

@@ -54,7 +54,8 @@ void register_planner(nb::module_& module) {
   module.def("keep_host_memory", &keep_host_memory, "on"_a,
              "While on, pinned host memory of a runtime that is closed stays with the process, for the next runtime\n"
              "that needs exactly as much on the same GPU: pinning 100 GB takes seconds, as for who compares settings.\n"
-             "Turned off (which it is at first), everything that was kept is given back. No meaning on the CPU.");
+             "Turned off (which it is at first), everything that was kept is given back. Does nothing on the CPU.\n\n"
+             "Args:\n    on: whether to keep it; False gives back what is kept.");
 }
 
 }  // namespace echo::python

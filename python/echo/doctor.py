@@ -113,8 +113,9 @@ def _gpu(report: echo.DeviceReport) -> list[tuple[str, str]]:
     return lines
 
 
-_NO_SETTINGS = {  # of the build, of bench/ and of tests/
+_NO_SETTINGS = {  # of the build, of bench/, tests/ and tools/
     "ECHO_CUDA", "ECHO_CUDA_ARCHITECTURES", "ECHO_WERROR",
+    "ECHO_BUILT", "ECHO_CPP_TESTS", "ECHO_SANITIZE_SECONDS", "ECHO_SITE", "ECHO_WORKERS",
     "ECHO_BENCH_ATTENTION_SPLITS", "ECHO_BENCH_LIBRARY", "ECHO_BENCH_PREFETCH_CAP",
     "ECHO_COMMAND", "ECHO_COMMIT", "ECHO_RESULTS",
     "ECHO_OPERATIONS", "ECHO_SCENARIOS", "ECHO_WHOLE_STEPS",

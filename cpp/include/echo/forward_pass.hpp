@@ -44,8 +44,8 @@ class ECHO_API ForwardPass {
   /// The blocks the pass is worked through in: one for a decode step, several for a long prefill.
   const std::vector<RowBlock>& blocks() const;
 
-  /// Writes the rows of the new tokens to the host pool (and, when decoding, to a slot each) and their index
-  /// keys to the index cache.
+  /// Writes the rows of the new tokens to the host pool (and, when decoding, to the slots that they have) and their
+  /// index keys to the index cache.
   void append(std::int32_t layer, const Array& kv, const Array& index_key);
   /// Index scores of all cached tokens up to each row's own:
   ///   score(t, s) = sum_h weights[t, h] * relu(index_q[t, h] . key[s])     (DeepSeek-V3.2, eq. 1)
@@ -68,8 +68,8 @@ class ECHO_API ForwardPass {
   void attend(std::int32_t layer, const Array& q, float scale, const Array& out, RowBlock block);
 
   /// The whole layer: append, then score, select, recall and attend for each block. Where index_q is absent
-  /// the layer attends to the selection of the last layer that had one (index sharing). While decoding, the rows are
-  /// appended together with the recall: one launch less than by the verbs one by one.
+  /// the layer attends to the selection of the last layer that had one (index sharing). While decoding, score writes
+  /// the index keys and recall the rows, so there is no launch for append.
   void attention(std::int32_t layer, const LayerInputs& in, const Array& out);
   /// i32 [rows, top_k]: selections of the last layer that had its own.
   Array selection() const;

@@ -32,8 +32,9 @@ using Capturer = std::function<std::function<void()>(const std::function<void()>
 struct CacheState {
   std::vector<std::int32_t> slot_of;  ///< [host rows] -> slot
   std::vector<std::int32_t> host_of;  ///< [slots] -> host row
-  std::vector<std::int32_t> stamp;    ///< [slots] tick of the last use, -1 if the slot is free
-  std::vector<std::byte> slots;       ///< [slots, row_bytes]
+  std::vector<std::int32_t>
+      stamp;                     ///< [slots] tick of the last use; -1: free; below: fetched ahead, and not used since
+  std::vector<std::byte> slots;  ///< [slots, row_bytes]
 };
 
 /// Keeps the KV rows of many sessions in host memory and serves sparse attention from a small pool of rows

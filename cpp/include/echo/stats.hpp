@@ -10,7 +10,7 @@ namespace echo {
 /// Counters of one layer's GPU pool since construction.
 struct LayerStats {
   std::int64_t hits = 0;               ///< entries of selections for which nothing had to be fetched
-  std::int64_t misses = 0;             ///< rows fetched from the host
+  std::int64_t misses = 0;             ///< selected rows that a recall fetched
   std::int64_t evictions = 0;          ///< slots that were taken from another row
   std::int64_t appended = 0;           ///< rows of new tokens written (slot and host)
   std::int64_t lost_races = 0;         ///< hits whose row was just being fetched for another entry

@@ -17,7 +17,7 @@ _TRACK = "cpu"
 class TimedPass:
     """Takes the place of a ForwardPass; everything that is no verb is the pass's own.
 
-    `attention` calls the verbs one by one. So a new row is appended on its own, not together with the recall.
+    `attention` calls the verbs one by one. So new rows and keys are appended on their own, not by recall and score.
     """
 
     def __init__(self, p: ForwardPass) -> None:
