@@ -200,22 +200,25 @@ def layer_counts(
     return counts
 
 
+def _late_sums(driven: Driven, names: Sequence[str]) -> list[dict[str, int]]:
+    """Counters of the second half of the steps, by layer."""
+    warm = len(driven.misses) // 2
+    layers = driven.misses.shape[1]
+    return [{name: int(getattr(driven, name)[warm:, i].sum()) for name in names} for i in range(layers)]
+
+
 def layer_prefetches(driven: Driven, layers: Sequence[int]) -> list[LayerPrefetches]:
     """What a runtime that prefetched did in the second half, by layer."""
-    warm = len(driven.misses) // 2
-    counts = []
-    for i, layer in enumerate(layers):
-        names = ("misses", "candidates", "full_selects", "prefetched", "prefetched_used", "prefetches_capped")
-        sums = {name: int(getattr(driven, name)[warm:, i].sum()) for name in names}
-        counts.append(
-            LayerPrefetches(
-                layer=layer,
-                prefetched_wasted=sums["prefetched"] - sums["prefetched_used"],
-                prefetched_bytes=sums["prefetched"] * driven.row_bytes,
-                **sums,
-            )
+    names = ("misses", "candidates", "full_selects", "prefetched", "prefetched_used", "prefetches_capped")
+    return [
+        LayerPrefetches(
+            layer=layer,
+            prefetched_wasted=sums["prefetched"] - sums["prefetched_used"],
+            prefetched_bytes=sums["prefetched"] * driven.row_bytes,
+            **sums,
         )
-    return counts
+        for layer, sums in zip(layers, _late_sums(driven, names), strict=True)
+    ]
 
 
 def _prefetches(
@@ -230,20 +233,17 @@ def _prefetches(
 
 def layer_forecasts(driven: Driven, layers: Sequence[int]) -> list[LayerForecasts]:
     """What a runtime that made forecasts did in the second half, by layer."""
-    warm = len(driven.misses) // 2
-    counts = []
-    for i, layer in enumerate(layers):
-        names = ("misses", "evictions", "forecast", "forecast_used")
-        sums = {name: int(getattr(driven, name)[warm:, i].sum()) for name in names}
-        counts.append(
-            LayerForecasts(
-                layer=layer,
-                forecast_wasted=sums["forecast"] - sums["forecast_used"],
-                forecast_bytes=sums["forecast"] * driven.row_bytes,
-                **sums,
-            )
+    return [
+        LayerForecasts(
+            layer=layer,
+            forecast_wasted=sums["forecast"] - sums["forecast_used"],
+            forecast_bytes=sums["forecast"] * driven.row_bytes,
+            **sums,
         )
-    return counts
+        for layer, sums in zip(
+            layers, _late_sums(driven, ("misses", "evictions", "forecast", "forecast_used")), strict=True
+        )
+    ]
 
 
 def _with_forecasts(

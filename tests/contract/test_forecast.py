@@ -27,11 +27,6 @@ def totals(rig: Rig, name: str = "forecast") -> int:
     return sum(getattr(layer, name) for layer in rig.stats().layers)
 
 
-def forecasts(rig: Rig) -> bool:
-    """Whether the backend forecasts at all."""
-    return rig.kind == "cpu" or totals(rig) > 0
-
-
 def decode(rig: Rig, steps: int, captured: bool = False, seed: int = 5) -> list[Any]:
     """Steps of three sessions, of which two share a prompt."""
     first = rig.open(256)
@@ -75,7 +70,7 @@ def test_a_step_forecasts_no_more_than_the_cap(make_rig):
         decode(rig, 1)
         for old, new in zip(before, rig.stats().layers, strict=True):
             assert new.forecast - old.forecast <= most
-        assert (totals(rig) > 0) == (most > 0) or not forecasts(rig)
+        assert (totals(rig) > 0) == (most > 0)
 
 
 def test_forecasts_are_hits_later(make_rig):
@@ -88,10 +83,9 @@ def test_forecasts_are_hits_later(make_rig):
     for one, other in zip(with_.stats().layers, without.stats().layers, strict=True):
         assert one.hits + one.misses == other.hits + other.misses
         assert one.forecast_used <= one.hits and other.forecast == other.forecast_used == 0
-    if forecasts(with_):
-        assert totals(with_, "misses") < totals(without, "misses")
-        assert totals(with_, "forecast_used") > 0
-        assert with_.stats().forecast_bytes == totals(with_) * with_.runtime.shape.row_bytes
+    assert totals(with_, "misses") < totals(without, "misses")
+    assert totals(with_, "forecast_used") > 0
+    assert with_.stats().forecast_bytes == totals(with_) * with_.runtime.shape.row_bytes
 
 
 def test_none_by_default(make_rig):
