@@ -7,16 +7,11 @@ import gc
 import numpy as np
 import pytest
 import torch
-from support.rig import assert_same_bits, full_width_shape, host_rows, small_shape
+from support.rig import assert_same_bits, full_width_shape, host_rows, small_shape, tokens_of
 
 import echo
 
 SHAPES = {"fp32": small_shape(), "fp8_656": full_width_shape("fp8_656")}
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    """Random token ids."""
-    return np.random.default_rng(seed).integers(61, size=count).tolist()
 
 
 def adopt(rig, pair, kv: echo.KvRuns):

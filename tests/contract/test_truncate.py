@@ -10,6 +10,7 @@ from support.rig import (
     host_row_of,
     host_rows,
     small_shape,
+    tokens_of,
 )
 from support.session_checks import (
     assert_all_is_free,
@@ -18,7 +19,6 @@ from support.session_checks import (
     opened,
     own_rows,
     resident_rows,
-    tokens_of,
 )
 
 import echo

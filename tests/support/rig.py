@@ -43,6 +43,11 @@ def full_width_shape(row_format: str, **changes: Any) -> echo.ModelShape:
     return small_shape(row_format=row_format, **{**sizes, **changes})
 
 
+def tokens_of(seed: int, count: int) -> list[int]:
+    """Random token ids."""
+    return np.random.default_rng(seed).integers(61, size=count).tolist()
+
+
 def bits(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a tensor, so that equal means equal in every bit, NaN included."""
     return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
