@@ -11,18 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import run
 
 import echo
 from echo import cli, settings
 from echo.demo import decode, text
 from echo.demo.figures import working_set
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = cli.main(arguments)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
 
 PLAN = ("plan", "--gpu-memory", "20G", "--host-memory", "110G", "--host-tokens", "1000000", "--max-batch", "13")
 

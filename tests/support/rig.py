@@ -59,6 +59,17 @@ def assert_same_bits(a: Results, b: Results) -> None:
     np.testing.assert_array_equal(bits(a[0]), bits(b[0]), err_msg="outputs")
 
 
+def fill(filled: echo.KvRuns, kv: echo.KvRuns) -> None:
+    """Writes all of an export into what `begin_import` gave."""
+    for layer in range(kv.layers):
+        first = 0
+        for view in filled.rows(layer):
+            view[:] = host_rows(kv, layer)[first : first + len(view)]
+            first += len(view)
+        filled.index_keys(layer)[:] = kv.index_keys(layer)
+    filled.thresholds = kv.thresholds
+
+
 def host_rows(kv: echo.KvRuns, layer: int) -> np.ndarray:
     """uint8 [tokens, row_bytes] of an export."""
     runs = kv.rows(layer)
