@@ -152,7 +152,8 @@ def test_the_command(capsys, tmp_path):
     files = {"--json": tmp_path / "figures.json", "--plot": tmp_path / "figures.png"}
     lines = lines_of(
         capsys, "predictor", "sampled", str(tmp_path / "trace.npz"), "glm", "--top-k", "32", "--steps", "40",
-        "--pools", "2,4", "--alpha", "0,0.5", "--caps", "1.2,inf", *(str(part) for pair in files.items() for part in pair),
+        "--pools", "2,4", "--alpha", "0,0.5", "--caps", "1.2,inf",
+        *(str(part) for pair in files.items() for part in pair),
     )  # fmt: skip
     assert lines[0].startswith("tiny_dsa:sampled: 144 steps, 5 layers")
     assert lines.pop(1).startswith("scores of 1024 tokens: ")  # fewer than four times the larger pool
