@@ -54,6 +54,20 @@ def test_flags_are_written_out_and_unknown_ones_show_the_commands_usage(capsys, 
         assert err.startswith(f"usage: {name or f'echo-kv {arguments[0]}'} [-h]") and flag in err
 
 
+def test_without_a_command_all_are_listed(capsys):
+    status, out, err = run(capsys)
+    assert status == 2 and not out and all(command[0] in err for command in COMMANDS)
+
+
+def test_whoever_has_seen_enough_of_the_output_gets_no_complaint():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "echo.cli", *PLAN], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 1
+    process.stderr.close()
+
+
 def test_torchs_threads_do_not_spin():
     program = "import os, echo.cli; print(os.environ['OMP_WAIT_POLICY'])"
     unset = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}

@@ -156,7 +156,7 @@ def test_the_command(capsys, tmp_path):
         *(str(part) for pair in files.items() for part in pair),
     )  # fmt: skip
     assert lines[0].startswith("tiny_dsa:sampled: 144 steps, 5 layers")
-    assert lines.pop(1).startswith("scores of 1024 tokens: ")  # fewer than four times the larger pool
+    assert lines.pop(1).startswith("scores of 1,024 tokens: ")  # fewer than four times the larger pool
     assert lines[1].startswith("pool of 2 x top-k, ") and lines[8].startswith("pool of 4 x top-k, ")
     assert lines[2].split()[-4:] == ["cap", "1.2", "cap", "inf"]
     assert "without scores: nothing to foretell" in lines

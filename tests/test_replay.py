@@ -185,11 +185,11 @@ def test_the_command_on_a_trace_that_ships(capsys, tmp_path):
     counts = report["pools"][0]["layers"][1]
     assert f"{counts['misses']:,}" in lines[3].split() and f"{100 * counts['hit_rate']:.2f}" in lines[3].split()
     assert files["--plot"].read_bytes().startswith(b"\x89PNG")
-    assert lines[-1].startswith("the runtime's own average at alpha 0.5 differs from it by ")
-    assert lines[-9].startswith("the runtime with prefetches, mean over layers")
-    assert [line.split()[0] for line in lines[-7:-5]] == ["2", "4"]
-    assert lines[-5].startswith("the runtime with forecasts of up to 25 rows per step, mean over layers")
-    assert [line.split()[0] for line in lines[-3:-1]] == ["2", "4"]
+    assert lines[-1].startswith("at alpha 0.5 the runtime's own average of k-th scores differs from the trace's by ")
+    assert lines[-11].startswith("the runtime with prefetches, mean over layers")
+    assert [line.split()[0] for line in lines[-9:-7]] == ["2", "4"]
+    assert lines[-6].startswith("the runtime with forecasts of up to 25 rows per step, mean over layers")
+    assert [line.split()[0] for line in lines[-4:-2]] == ["2", "4"]
     for pool in report["pools"]:
         assert pool["next_step"]["forecast_cap"] == 25
         for counts in pool["next_step"]["layers"]:
@@ -218,7 +218,7 @@ def test_the_command_on_other_traces(capsys, tmp_path):
         capsys, "replay", "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--recency", "16", "--device", "cpu"
     )
     assert lines[0].startswith("synthetic:glm: 60 steps, 1 layer, top-32 of 512 to 571 tokens")
-    assert len(lines) == 18
+    assert len(lines) == 22
 
 
 @pytest.mark.parametrize(
@@ -260,12 +260,12 @@ def test_settings_come_from_variables_and_are_checked_before_anything_is_done(ca
     monkeypatch.setenv("ECHO_PREFETCH_CAP", "0")
     arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
     lines = lines_of(capsys, "replay", *arguments, "--forecast-cap", "0")
-    assert lines[-2].split()[2] == "0.0"  # prefetched
-    assert "at alpha 0.5 differs" in lines[-1]
+    assert lines[-3].split()[2] == "0.0"  # prefetched
+    assert lines[-1].startswith("at alpha 0.5 ")
     monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "0.25")
     arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
-    assert "at alpha 0.25 differs" in lines_of(capsys, "replay", *arguments)[-1]
-    assert "at alpha 0.7 differs" in lines_of(capsys, "replay", *arguments, "--alpha", "0.7,0")[-1]
+    assert lines_of(capsys, "replay", *arguments)[-1].startswith("at alpha 0.25 ")
+    assert lines_of(capsys, "replay", *arguments, "--alpha", "0.7,0")[-1].startswith("at alpha 0.7 ")
     monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "2")
     assert cli.main(["replay", *arguments]) == 1
     assert capsys.readouterr().err.startswith("echo-kv replay: threshold_alpha: 2")

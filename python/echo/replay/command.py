@@ -32,7 +32,12 @@ _ALPHAS = "0,0.3,0.5,0.7,0.9"
 
 def add_command(commands: Any) -> None:
     """Adds `replay` to the commands."""
-    parser = commands.add_parser("replay", help="drive a runtime's pools and predictor with a trace, without a model")
+    parser = commands.add_parser(
+        "replay",
+        help="drive a runtime's pools and predictor with a trace, without a model",
+        description="A trace drives a runtime without the model: what its pools hit, evict and fetch, beside LRU and "
+        "Belady's optimum; then the same with prefetches, and with forecasts.",
+    )
     parser.add_argument("trace", metavar="TRACE", help=f"one of: {trace_options.SOURCES})")
     trace_options.add_flags(parser, pools="1,1.5,2,4,8", plot="draw hit rates over pool sizes, and the predictor")
     settings.add_device(parser)
@@ -89,7 +94,9 @@ def run(options: argparse.Namespace) -> int:
         print_forecasts(trace, pools, results, nexts, forecast_cap)
     deviation = deviation_of(trace, compared.layers, first, alpha)
     if deviation is not None:
-        print(f"the runtime's own average at alpha {alpha:g} differs from it by {deviation:.1g} at most")
+        print(
+            f"\nat alpha {alpha:g} the runtime's own average of k-th scores differs from the trace's by {deviation:.1g}"
+        )
     if options.json is not None:
         report = {**_report(trace, pools, alphas, driven, results), "runtime_alpha": alpha}
         report["runtime_average_off_by"] = deviation

@@ -36,7 +36,7 @@ def print_predictor(pools: Sequence[float], results: Sequence[list[LayerCounts]]
     for counts in results[0]:
         cells = [f"{one.error:.2f} / {one.candidates:.2f}" for one in counts.forecasts] or ["no scores"]
         print(f"{counts.layer:<13}" + "".join(f"{cell:>16}" for cell in cells))
-    print("prefetch of the candidates, mean over layers, % of top-k: fetched in vain / misses left")
+    print("\nprefetch of the candidates, mean over layers, % of top-k: fetched in vain / misses left")
     print(f"{'pool / top-k':<13}" + "".join(f"{f'alpha {alpha:g}':>16}" for alpha in alphas) + f"{'without':>10}")
     for pool, layers in zip(pools, results, strict=True):
         wasted, left, misses = (100 * mean_over_layers(layers, name) for name in ("wasted", "misses_left", "misses"))
@@ -52,7 +52,7 @@ def print_prefetches(
 ) -> None:
     """What the runtime did with prefetches, by pool."""
     heads = ("candidates", "prefetched", "of them used", "in vain", "capped", "still missed", "without")
-    print("the runtime with prefetches, mean over layers, % of top-k, and query rows whose candidates did not do, %")
+    print("\nthe runtime with prefetches, mean over layers, % of top-k, and query rows whose candidates did not do, %")
     print(f"{'pool / top-k':<13}" + "".join(f"{head:>13}" for head in heads) + f"{'full selects':>14}")
     names = ("candidates", "prefetched", "prefetched_used", "prefetched_wasted", "prefetches_capped", "misses")
     for pool, layers, without in zip(pools, ahead, results, strict=True):
@@ -70,7 +70,7 @@ def print_forecasts(
     """What it did with forecasts of up to `cap` rows, by pool."""
     heads = ("forecast", "of them used", "in vain", "still missed", "without")
     rows = "as many rows as they look at" if cap == -1 else f"up to {cap} rows"
-    print(f"the runtime with forecasts of {rows} per step, mean over layers, % of top-k")
+    print(f"\nthe runtime with forecasts of {rows} per step, mean over layers, % of top-k")
     print(f"{'pool / top-k':<13}" + "".join(f"{head:>13}" for head in heads))
     names = ("forecast", "forecast_used", "forecast_wasted", "misses")
     for pool, layers, without in zip(pools, nexts, results, strict=True):
