@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from support.programs import importable
 
-torch = pytest.importorskip("torch")
-FOLDER = str(Path(__file__).parents[1] / "bench")
-sys.path.insert(0, FOLDER)
+import echo
+from echo import cli
+from echo.bench import offered, systems
+from echo.bench.drift import Queries
+from echo.bench.regimes import REGIMES
+from echo.bench.schedule import Load, sample, schedule
+from echo.bench.serve import Server
+from echo.bench.systems import make_system
 
-import decode  # noqa: E402
-import record  # noqa: E402
-
-import echo  # noqa: E402
-from echo import cli  # noqa: E402
-from echo.bench import offered, systems  # noqa: E402
-from echo.bench.drift import Queries  # noqa: E402
-from echo.bench.regimes import REGIMES  # noqa: E402
-from echo.bench.schedule import Load, sample, schedule  # noqa: E402
-from echo.bench.serve import Server  # noqa: E402
-from echo.bench.systems import make_system  # noqa: E402
-
-sys.path.remove(FOLDER)  # its modules have names that others may want
+with importable("bench"):
+    import decode
+    import record
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SHAPE = echo.ModelShape(layers=2, index_heads=8, query_heads=8, top_k=16)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.programs import ROOT, importable
 
 pytest.importorskip("matplotlib")
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import evidence  # noqa: E402
-import evidence_measure as measure  # noqa: E402
-import evidence_prefetch as prefetch  # noqa: E402
-import evidence_tables as tables  # noqa: E402
-
-sys.path.remove(str(ROOT / "tools"))
+with importable("tools"):
+    import evidence
+    import evidence_measure as measure
+    import evidence_prefetch as prefetch
+    import evidence_tables as tables
 
 PAGE = evidence.PAGE.read_text(encoding="utf-8")
 

@@ -34,7 +34,6 @@ def test_echo_is_the_rule_of_the_runtime(integers):
     With integers many rows are equally cold. Pools from the smallest, where windows go round several times, to one that
     is filled late.
     """
-    pytest.importorskip("torch")  # the recorder's
     decoding = Decoding(before=10, steps=400, integers=integers)
     recorder = SelectionRecorder(layers=3, ranks=decoding.before + decoding.steps)
     decoding.misses(500, recorder)
@@ -49,7 +48,6 @@ def test_echo_is_the_rule_of_the_runtime(integers):
 
 def test_forecasts_are_those_of_the_runtime():
     """The same misses in each step, in pools from the smallest to one that is filled late, and few or all rows."""
-    pytest.importorskip("torch")  # the recorder's
     decoding = Decoding(before=10, steps=400, integers=True)
     recorder = SelectionRecorder(layers=3, ranks=decoding.before + decoding.steps)
     decoding.misses(500, recorder)

@@ -67,7 +67,6 @@ def test_small_pools_on_each_device(device):
 
 def test_torchs_arrays_do_as_numpys(monkeypatch):
     """As on a GPU, but on the CPU."""
-    pytest.importorskip("torch")
     trace = partly_scored()
     expected = drive(trace, 24, device="cpu")
     monkeypatch.setattr(driving, "_Host", lambda: driving._Gpu("cpu"))
