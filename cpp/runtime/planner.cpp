@@ -56,6 +56,12 @@ std::string product(std::int64_t a, const char* what_a, std::int64_t b, const st
   return std::to_string(a) + " " + what_a + " x " + std::to_string(b) + " " + what_b;
 }
 
+/// Rows for each session and layer. On a CPU there is no link that would be idle; generic kernels have no forecasts.
+std::int64_t forecasts_that_pay(const ModelShape& shape, const RuntimeConfig& config) {
+  const bool own_kernels = config.device.starts_with("cuda") && wants_own_kernels(config);
+  return own_kernels ? std::max<std::int64_t>(1, shape.top_k / 10) : 0;
+}
+
 }  // namespace
 
 ScratchSizes scratch_sizes(const Plan& plan) {
@@ -96,8 +102,9 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.config = config;
   plan.limits = limits;
   plan.host_blocks = blocks_of(config.host_tokens);
-  const std::int64_t most_forecast = forecast_reach(static_cast<std::int32_t>(shape.top_k));
-  plan.config.forecast_cap = config.forecast_cap == -1 ? most_forecast : std::min(config.forecast_cap, most_forecast);
+  plan.config.forecast_cap =
+      std::min<std::int64_t>(config.forecast_cap == -1 ? forecasts_that_pay(shape, config) : config.forecast_cap,
+                             forecast_reach(static_cast<std::int32_t>(shape.top_k)));
   plan.config.host_tokens = plan.host_blocks * kBlockTokens;
   plan.config.max_context = std::min(config.max_context, plan.config.host_tokens);
   plan.host_row_stride = config.host_row_stride == 0 ? shape.row_bytes() : config.host_row_stride;

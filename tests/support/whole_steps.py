@@ -28,7 +28,7 @@ MOST_SESSIONS = 4
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "prefetch": ("on", "off"),
     "prefetch_cap": (-1.0, 0.0, 10.0, 1000.0),
-    "forecast_cap": (-1, 0, 5, 64),
+    "forecast_cap": (-1, 0, 5, 65536),
     "threshold_alpha": (0.0, 0.5, 0.9),
     "prefill_chunk": (17, 64, 96),
 }

@@ -42,7 +42,7 @@ class Switch:
 
 SWITCHES = {
     "echo-prefetch": Switch("prefetch", "off", "on", ("candidates", "full_selects")),
-    "echo-forecast": Switch("forecast_cap", 0, -1, ("forecast",)),
+    "echo-forecast": Switch("forecast_cap", 0, 65536, ("forecast",)),
 }
 """By the system that has it on; all others have it off."""
 

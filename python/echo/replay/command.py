@@ -59,7 +59,7 @@ def add_command(commands: Any) -> None:
         type=int,
         metavar="N",
         help="rows that a layer of a step fetches for the next step, at most, when the runtime is driven once more "
-        "with forecasts; 0 for not, -1 for all that they look at (default: ECHO_FORECAST_CAP, else a tenth of top-k)",
+        "with forecasts; 0 for not, -1 for a tenth of top-k (default: ECHO_FORECAST_CAP, else -1)",
     )
     parser.set_defaults(run=run)
 
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     driven = [drive(trace, size, compared.layers, device=device, alpha=alpha) for size in slots]
     results = [layer_counts(trace, compared, i, driven[i], alphas) for i in range(len(pools))]
     ahead = _prefetches(trace, slots, compared.layers, alpha, device, cap)
-    if options.forecast_cap is None and forecast_cap == 0:
+    if forecast_cap == -1:  # on the CPU, too
         forecast_cap = max(1, trace.top_k // 10)
     nexts = _with_forecasts(trace, slots, compared.layers, alpha, device, forecast_cap)
     first = driven[0]
