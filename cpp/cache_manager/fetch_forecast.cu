@@ -1,9 +1,9 @@
 // fetch_forecast: the rows that find_forecast has chosen, from the host into their slots; then their maps.
 //
 // Two thread blocks, which go on beside attention, the model and the score of the next layer, on multiprocessors that
-// those leave: one alone brings 14 rows per us over an H200's link, two 24 to 28. A warp takes a few rows at a time, of
+// those leave: one alone brings 14 rows per us over an H200's link, two 24. A warp takes a few rows at a time, of
 // all entries in turn; the list of the next ones is read while the bytes of these are on their way. When there is no
-// more time, since the next select has begun, the rest is given up and its slots are free: what is under way then, 7 us
+// more time, since the next select has begun, the rest is given up and its slots are free: what is under way then, 8 us
 // of the link at most, has arrived before the next recall asks for rows. Nobody looks at a map before the launch has
 // ended, which orders all of it. Cost: the link's.
 #include "cache_manager/copy_rows.cuh"

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "cache_manager/address.hpp"
 #include "kernels/params.hpp"
 
 namespace echo {
@@ -18,6 +19,17 @@ struct ForecastPace {
   std::int32_t left;     ///< for which there was no time
   std::uint32_t warps;   ///< that are done
 };
+
+/// How many rows the next step may forecast after one that has fetched so many of a layer, and left some for want of
+/// time: as many as there was time for, and some more to find out.
+ECHO_HOST_DEVICE std::int32_t next_pace(std::int32_t most, std::int32_t fetched, std::int32_t left,
+                                        std::int32_t entries) {
+  constexpr std::int32_t kSpeedUp = 8;
+  const std::int32_t known = most > fetched ? most : fetched;
+  const std::int32_t next = left > 0 ? fetched : known + fetched / kSpeedUp + entries;
+  const std::int32_t limit = entries * kMostForecast;
+  return next < entries ? entries : (next < limit ? next : limit);
+}
 
 /// What find_forecast hands to fetch_forecast, of one layer.
 struct ForecastLists {

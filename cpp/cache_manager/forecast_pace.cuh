@@ -14,15 +14,12 @@ __device__ inline std::int32_t share_of_pace(const ForecastPace& pace, std::int3
 /// What a warp of `warps` has fetched, and left for want of time. The last one says how many the next step may have.
 __device__ inline void add_to_pace(ForecastPace& pace, std::int32_t fetched, std::int32_t left, std::int32_t entries,
                                    std::uint32_t warps) {
-  constexpr std::int32_t kSpeedUp = 8;
   atomicAdd(&pace.fetched, fetched);
   atomicAdd(&pace.left, left);
   __threadfence();
   if (atomicInc(&pace.warps, warps - 1U) == warps - 1U) {
     const std::int32_t all = atomicExch(&pace.fetched, 0);
-    const std::int32_t more = max(pace.most, all) + all / kSpeedUp + entries;
-    const bool late = atomicExch(&pace.left, 0) > 0;
-    pace.most = min(late ? max(all, entries) : more, entries * kMostForecast);
+    pace.most = next_pace(pace.most, all, atomicExch(&pace.left, 0), entries);
   }
 }
 
