@@ -19,7 +19,7 @@ __device__ inline bool may_leave_hints(const LayerView& layer, std::int32_t now)
 
 /// Of rows[0, given), by one warp. Called rarely: as a part of recall it would cost its other half registers.
 __device__ __noinline__ inline Hint farthest_of(const RowScores& scores, std::int32_t now, const std::int32_t* rows,
-                                         const std::int32_t* slots, std::int32_t given) {
+                                                const std::int32_t* slots, std::int32_t given) {
   Hint own{kNone, now};
   std::uint32_t farthest = 0;
   for (std::int32_t i = lane_index(); i < given; i += kWarp) {
@@ -30,8 +30,8 @@ __device__ __noinline__ inline Hint farthest_of(const RowScores& scores, std::in
       farthest = max(farthest, key);
     }
   }
-  const unsigned lanes =
-      __ballot_sync(kAllLanes, own.slot != kNone && farthest == __reduce_max_sync(kAllLanes, farthest));
+  const bool is_farthest = farthest == __reduce_max_sync(kAllLanes, farthest);
+  const unsigned lanes = __ballot_sync(kAllLanes, own.slot != kNone && is_farthest);
   own.slot = lanes == 0U ? kNone : __shfl_sync(kAllLanes, own.slot, __ffs(static_cast<int>(lanes)) - 1);
   return own;
 }
