@@ -29,7 +29,7 @@ inline constexpr std::int32_t kMostPlanned = 2;   ///< windows that a call with 
 /// long.
 inline constexpr std::int32_t kExpectMisses = 8;
 
-inline constexpr std::int32_t kNothingCold = 0x7FFFFFFF;
+inline constexpr std::int32_t kNoClaimer = 0x7FFFFFFF;
 
 /// A slot as a thread saw it.
 struct Sight {
@@ -55,7 +55,8 @@ struct ClaimShared {
   std::int32_t oldest;
   std::int32_t farthest;                 ///< bits of a float that is not negative: they compare like integers
   std::int32_t at_edge;                  ///< threads that asked for a slot of the last level that goes
-  std::int32_t coldest;                  ///< of those that nobody asked for: level and claimer
+  std::int32_t left;                     ///< slots of the window that nobody asked for ...
+  std::int32_t coldest;                  ///< ... and of them the coldest: level and claimer
   std::int32_t histogram[kColdest + 1];  ///< coldest first
 };
 
@@ -109,7 +110,8 @@ __device__ inline void sort_window(std::int32_t claimer, bool spares, Sight& sig
     shared.oldest = 1;
     shared.farthest = 0;
     shared.at_edge = 0;
-    shared.coldest = kNothingCold;
+    shared.left = 0;
+    shared.coldest = kNoClaimer;
   }
   meet(kClaimBarrier, kClaimers);
   if (spares && sight.candidate.distance == 0.0F) {

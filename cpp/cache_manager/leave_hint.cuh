@@ -1,9 +1,9 @@
 #pragma once
 // leave_hint: what a block of recall that gave slots away leaves for the new rows of the next step (hints.hpp).
 //
-// A hint for each block: of the slots of its last window the one that would have gone next, if it is cold; else, of the
-// rows that it fetches itself, the one that is the farthest below its k-th score. Blocks share the hints of the layer;
-// the last that writes one wins. By the claimers while rows travel: a barrier of theirs, and little else.
+// A hint for each block: of the slots of its last window the one that would have gone next; where hardly any is left,
+// of the rows that it fetches itself the one that is the farthest below its k-th score. Blocks share the hints of the
+// layer; the last that writes one wins. By the claimers while rows travel: a barrier of theirs, and little else.
 
 #include "cache_manager/claim_slots.cuh"
 #include "cache_manager/hints.hpp"
@@ -45,17 +45,17 @@ __device__ inline void leave_hint(const LayerView& layer, const RowScores& score
   if (shared.free > 0) {
     return;
   }
-  const bool cold = sight.slot != kNone && is_cold(kColdest - sight.level);
-  const std::int32_t key = cold ? sight.level * kClaimers + claimer : kNothingCold;
-  const std::int32_t least = __reduce_min_sync(kAllLanes, key);
+  const bool left = sight.slot != kNone;
+  const std::int32_t least = __reduce_min_sync(kAllLanes, left ? sight.level * kClaimers + claimer : kNoClaimer);
+  const std::int32_t of_warp = __popc(__ballot_sync(kAllLanes, left));
   if (lane_index() == 0) {
     atomicMin(&shared.coldest, least);
+    atomicAdd(&shared.left, of_warp);
   }
   meet(kClaimBarrier, kClaimers);
-  const std::int32_t coldest = shared.coldest;
   Hint hint{kNone, kFree};
-  if (coldest != kNothingCold) {
-    if (claimer == coldest % kClaimers) {
+  if (shared.left >= kLeastLeft) {
+    if (claimer == shared.coldest % kClaimers) {
       hint = {sight.slot, sight.stamp};
     }
   } else if (claimer < kWarp) {

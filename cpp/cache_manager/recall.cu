@@ -51,12 +51,6 @@ struct RecallShared {
   CopyShared copy;
 };
 
-/// Behind it, all that other kernels have written is there; before, what there was when the kernel ahead began.
-__device__ void begin() {
-  wait_for_kernel_before();
-  let_next_kernel_begin();
-}
-
 __device__ std::int32_t tick_of(const RecallParams& p) { return *p.step.tick + p.block.tick_offset; }
 
 /// Copies what is not on its way, or has nothing to. By all warps, once slots are found.
@@ -85,7 +79,8 @@ template <int kPerThread, bool kForecasts>
 __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, std::int32_t lanes,
                                  RecallShared& shared, const KernelErrorView& errors) {
   const OwnEntries<kPerThread> own(p, static_cast<std::int64_t>(queue.place) * kLookWarps + warp_index(), lanes);
-  begin();
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   const std::int32_t now = tick_of(p);
   Entry entries[kPerThread];
   read_selection(p, own, entries, errors);
@@ -147,6 +142,7 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
 template <bool kForecasts>
 __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, RecallShared& shared) {
   const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kLookers;
+  let_next_kernel_begin();  // when the lookers do, too: it takes all threads of a block
   LayerCounters& counters = *p.layer.counters;
   if (claimer == kClaimers - 1) {  // what is counted at the end, when nothing should have to be waited for
     ptx::prefetch(&counters.hits);
@@ -157,7 +153,7 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   const ClaimPlace place =
       claim_place(p.layer, now, static_cast<std::int32_t>(blockIdx.x), static_cast<std::int32_t>(gridDim.x));
   const FirstLook look = look_first(p.layer, scores, now, place, claimer, /*expected=*/false);
-  begin();
+  wait_for_kernel_before();
   Sight sight = look_ahead(look, scores, now, claimer, shared.claim);
   join(kListed, kThreads);
   const Missing missing = shared.look_up.missing();
@@ -208,7 +204,7 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
                               .index_key = nullptr,
                               .index_key_dtype = DType::f32};
     append_row(append, block * kAllWarps + warp_index(), errors);
-    begin();
+    wait_for_kernel_before();
     return;
   }
   const CopyQueue queue{.left = &p.layer.replacement->copied,

@@ -16,10 +16,10 @@
 // use.
 //
 // New rows of a step need slots before it is scored. For them the last call that gave slots away leaves hints
-// (hints.hpp): of the slots that it looked at those that would have gone next, if they are cold; then, where rows were
-// scored, those that it has just fetched, the lowest score first. In a pool that holds little more than a selection
-// there is nothing else: what came to the selection last, and barely, is the first to leave it. A hint holds until its
-// slot is used.
+// (hints.hpp): of its last window those slots that would have gone next, unless only a few were left, which are nearly
+// selected; then, where rows were scored, those that it has just fetched, the lowest score first. In a pool that holds
+// little more than a selection there is nothing else: what came to it last, and barely, is the first to leave it. A
+// hint holds until its slot is used.
 
 #include <cstdint>
 
@@ -35,6 +35,8 @@ inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each t
 inline constexpr std::int32_t kLeastSpread = 8;  ///< ... and the fewest, where many are needed
 inline constexpr std::int32_t kWindowGrain = 32;
 inline constexpr std::int32_t kHints = 64;  ///< that a layer keeps, at most
+/// Slots of a window that may go and do not, for hints to be among them.
+inline constexpr std::int32_t kLeastLeft = 4;
 
 struct ReplacementState {
   std::int32_t hand;         ///< where the next window begins (CPU)
@@ -98,9 +100,6 @@ ECHO_HOST_DEVICE float score_distance(float below_kth) {
   return below_kth >= 0.0F ? below_kth : (below_kth < 0.0F ? 0.0F : 3.0e38F);
 }
 ECHO_HOST_DEVICE float score_distance(float kth, float score) { return score_distance(kth - score); }
-
-/// Whether what a call looked at and left is cold enough for a hint.
-ECHO_HOST_DEVICE bool is_cold(std::int32_t coldness) { return coldness > kColdest / 4; }
 
 /// How cold a candidate is, where `farthest` and `oldest` are the largest distance and the largest age among the
 /// candidates of its window. Ages of scored rows count, too: what was just used is not cold for being the only one that

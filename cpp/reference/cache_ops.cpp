@@ -148,18 +148,18 @@ void CacheOps::take_coldest(std::int32_t window, std::int32_t quota, const RowSc
     layer_.stamp[one.slot] = tick_;
   }
   choice.next.clear();
-  for (const Seen& one : std::span(seen).subspan(taken)) {
-    if (is_cold(one.coldness)) {
+  if (seen.size() - taken >= kLeastLeft) {
+    for (const Seen& one : std::span(seen).subspan(taken)) {
       choice.next.push_back({.slot = one.slot, .stamp = layer_.stamp[one.slot]});
     }
   }
 }
 
-void CacheOps::leave_hints(const std::vector<Victim>& cold, std::span<const std::int32_t> fetched,
+void CacheOps::leave_hints(const std::vector<Victim>& next, std::span<const std::int32_t> fetched,
                            const RowScores& scores) {
   const Hints hints(layer_);
   std::int32_t left = 0;
-  for (auto one = cold.begin(); one != cold.end() && left < hints.count; ++one) {
+  for (auto one = next.begin(); one != next.end() && left < hints.count; ++one) {
     hints.leave(left++, {.slot = one->slot, .stamp = one->stamp});
   }
   struct Fetched {

@@ -51,7 +51,7 @@ class CacheOps {
 
   struct Choice {
     std::vector<Victim> victims;  ///< stamped, so that none is chosen twice, but still mapped
-    std::vector<Victim> next;     ///< of the last window: cold slots that would have gone next
+    std::vector<Victim> next;     ///< of the last window: what would have gone next, unless hardly any is left
   };
 
   /// Victims for those of `wanted` rows for which no slot is free: `hinted` ones, then by the rule. StateError if that
@@ -62,8 +62,9 @@ class CacheOps {
   void choose_victims(std::int32_t needed, const RowScores& scores, float least, Choice& choice);
   /// Moves the hand over the next `window` slots and takes the `quota` coldest of them.
   void take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores, float least, Choice& choice);
-  /// Hints for the next step: cold slots, then those of the rows just fetched, the farthest below the k-th score first.
-  void leave_hints(const std::vector<Victim>& cold, std::span<const std::int32_t> fetched, const RowScores& scores);
+  /// Hints for the next step: these slots, then those of the rows just fetched, the farthest below the k-th score
+  /// first.
+  void leave_hints(const std::vector<Victim>& next, std::span<const std::int32_t> fetched, const RowScores& scores);
   /// Up to `most` slots that hints name, stamped.
   std::vector<Victim> take_hints(std::int64_t most);
   /// Gives slots to the first rows, as many as there are free ones and victims; returns how many.

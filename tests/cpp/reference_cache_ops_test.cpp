@@ -183,18 +183,18 @@ TEST(CacheOps, WhatWasJustUsedIsNotColdForBeingTheOnlyOneWithoutAScore) {
   EXPECT_EQ(evicted_by(pool.cache, {500, 501}, pool.scores()).count(elsewhere), 0U);
 }
 
-TEST(CacheOps, NewRowsTakeTheColdSlotsThatWouldHaveGoneNext) {
+TEST(CacheOps, NewRowsTakeTheSlotsThatWouldHaveGoneNext) {
   std::vector<float> distances(64, 0.25F);
   distances[10] = 8.0F;
   distances[50] = 7.5F;
   distances[3] = 7.0F;
-  distances[7] = 1.0F;  // not cold
+  distances[7] = 1.0F;
   ScoredPool pool(64, distances);
   use(pool.cache, pool.rows);
   EXPECT_EQ(evicted_by(pool.cache, {500}, pool.scores()), std::set<std::int32_t>{pool.rows[10]});
   EXPECT_EQ(evicted_by_new(pool.cache, 501), pool.rows[50]);
   EXPECT_EQ(evicted_by_new(pool.cache, 502), pool.rows[3]);
-  EXPECT_EQ(evicted_by_new(pool.cache, 503), pool.rows[0]);  // the oldest
+  EXPECT_EQ(evicted_by_new(pool.cache, 503), pool.rows[7]);
 }
 
 TEST(CacheOps, AHintHoldsUntilItsSlotIsUsedAndASlotIsFree) {
@@ -212,7 +212,7 @@ TEST(CacheOps, AHintHoldsUntilItsSlotIsUsedAndASlotIsFree) {
   EXPECT_EQ(evicted_by_new(pool.cache, 503), kNone);
 }
 
-TEST(CacheOps, WhereNothingColdIsLeftTheLowestOfTheRowsJustFetchedGo) {
+TEST(CacheOps, WhereHardlyAnythingIsLeftTheLowestOfTheRowsJustFetchedGo) {
   std::vector<float> distances(16, 1.0F);
   distances[12] = -3.0F;
   distances[13] = -1.0F;
@@ -222,7 +222,7 @@ TEST(CacheOps, WhereNothingColdIsLeftTheLowestOfTheRowsJustFetchedGo) {
   use(pool.cache, {pool.rows.begin(), pool.rows.begin() + 12});
   CacheOps ops(pool.cache.world.layer());
   ops.begin(++pool.cache.world.tick);
-  for (std::size_t i = 0; i < 8; ++i) {
+  for (std::size_t i = 0; i < 5; ++i) {  // which leaves three
     ops.protect(ops.lookup(pool.rows[i]));
   }
   ops.allocate({pool.rows.begin() + 12, 4}, pool.scores());

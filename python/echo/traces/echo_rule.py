@@ -24,6 +24,7 @@ _LEAST_SPREAD = 8
 _WINDOW_GRAIN = 32
 _UNUSED_AGE = 64
 _HINTS = 64
+_LEAST_LEFT = 4
 
 
 class EchoPool(Pool):
@@ -34,7 +35,7 @@ class EchoPool(Pool):
         super().__init__(steps, slots)
         self._hand = 0
         self._hints: list[tuple[int, int]] = []  # slots and their stamps
-        self._next: Slots = np.empty(0, np.int64)  # cold slots of the last window, which would have gone next
+        self._next: Slots = np.empty(0, np.int64)  # of the last window, which would have gone next
         self.ahead = np.zeros(slots, np.bool_)  # holds what was forecast and not used since
         self._begins = False
 
@@ -96,7 +97,8 @@ class EchoPool(Pool):
             cold = coldness_by_age(age) if known is None else coldness_by_score(known, age)
             order = np.argsort(-cold, kind="stable")
             coldest = candidates[order[:quota]]
-            self._next = candidates[order[quota:][cold[order[quota:]] > _COLDEST // 4]]
+            rest = candidates[order[quota:]]
+            self._next = rest if len(rest) >= _LEAST_LEFT else rest[:0]
             self.stamp[coldest] = self.now  # later windows may come by again
             taken.append(coldest)
             left -= len(coldest)
