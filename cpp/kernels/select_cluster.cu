@@ -100,6 +100,7 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     }
     list = held_list(memory);
   }
+  let_next_kernel_begin();  // it finds room where the other blocks were
   leave_near(list, near, index);
   __syncthreads();
   select_listed(row, list, bound, memory);

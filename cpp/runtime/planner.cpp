@@ -145,7 +145,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("stamp", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("free_slots", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1,
-         "hands, free slots, latest misses, copies");
+         "hands, free slots, latest misses and pops, copies");
   device("counters", static_cast<std::int64_t>(sizeof(LayerCounters)) * layers, 1,
          "hits, misses, evictions, appended, candidates, prefetches");
   device("scores", plan.block_rows * plan.config.max_context * 4, 1,
