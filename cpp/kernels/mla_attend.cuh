@@ -79,11 +79,11 @@ __device__ __forceinline__ void attend_second(float scale, std::uint64_t entries
   float logits[kLogits];
   start_logits(shared, 1, logits);
   join_aligned(kFirstWeightsBarrier, kConsumers);
+  ptx::wgmma_wait<0>();  // the compiler does not touch sums while products are in flight
+  ptx::pin(logits);
   follow(0, shared, attention);
   shared.full[0].wait(parity);
   add_rows(ptx::k_major(ptx::shared_address(shared.rows[0]) + kRopeOffset), values_of(shared, 0, 1), attention.out);
-  ptx::wgmma_wait<1>();
-  ptx::pin(logits);
   float most[2];
   scale_logits(logits, scale, entries, most);
   float factors[2];

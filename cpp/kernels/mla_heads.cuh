@@ -145,13 +145,12 @@ __device__ __forceinline__ void refer(Attention& attention, const float (&refere
     attention.sum[i] *= factors[i];
   }
 }
+/// Always, and not only where a factor is not 1: which of a warpgroup's warps have to would differ, the compiler repeats
+/// the products that follow a branch in both of its paths, and all warps have to start the same ones.
 __device__ __forceinline__ void rescale(const float (&factors)[2], float (&out)[kOutputs]) {
-  if (!__all_sync(kAllLanes, factors[0] == 1.0F && factors[1] == 1.0F)) {
-    ptx::wgmma_wait<0>();  // the compiler would wait here anyway: it takes logits in flight for these
 #pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      out[i] *= factors[head_of(i)];
-    }
+  for (int i = 0; i < kOutputs; ++i) {
+    out[i] *= factors[head_of(i)];
   }
 }
 
