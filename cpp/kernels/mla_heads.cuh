@@ -145,8 +145,7 @@ __device__ __forceinline__ void refer(Attention& attention, const float (&refere
     attention.sum[i] *= factors[i];
   }
 }
-/// Always, and not only where a factor is not 1: which of a warpgroup's warps have to would differ, the compiler repeats
-/// the products that follow a branch in both of its paths, and all warps have to start the same ones.
+/// Always: where a factor is not 1 differs between the warps of a warpgroup, which have to go the same way.
 __device__ __forceinline__ void rescale(const float (&factors)[2], float (&out)[kOutputs]) {
 #pragma unroll
   for (int i = 0; i < kOutputs; ++i) {

@@ -22,6 +22,13 @@ __device__ __forceinline__ uint4 load(const void* address) {
   return value;
 }
 
+/// A word likewise.
+__device__ __forceinline__ std::int32_t load_word(const void* address) {
+  std::int32_t value = 0;
+  asm volatile("ld.global.L1::no_allocate.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
