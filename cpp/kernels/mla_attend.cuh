@@ -76,6 +76,7 @@ __device__ __forceinline__ void attend_tile(float scale, std::uint32_t group, st
                                             Attention& attention) {
   const auto attend_half = [&](std::uint32_t half) {
     shared.full[half].wait(parity);
+    ptx::fence_proxy_async();  // for what the gathering warps stored
     const std::uint64_t entries = shared.entries[half];
     if (entries == 0) {
       release(half, shared);

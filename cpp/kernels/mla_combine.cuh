@@ -61,23 +61,23 @@ __device__ __forceinline__ void stage(const Attention& attention, std::uint32_t 
   }
 }
 
-inline constexpr std::uint32_t kParts = 16;  ///< sums that a warp combines, a split's of a head each
+inline constexpr std::uint32_t kParts = 16;  ///< staged sums that a warp combines, a split's of a head each
 
-/// Which of the staged sums a warp combines: of 16 / splits heads those of all splits, the block's own first so that
-/// not all blocks read from the same one. `splits` is a power of two.
+/// Which those are: of some heads those of all splits, the block's own first so that not all blocks read from the same
+/// one.
+template <std::uint32_t kSplits>
 struct Parts {
   std::uint32_t first_head;
   std::uint32_t rank;
-  std::uint32_t splits;
-  std::uint32_t shift;  ///< splits = 2^shift
 
-  __device__ __forceinline__ std::uint32_t head(std::uint32_t part) const { return first_head + (part >> shift); }
-  __device__ __forceinline__ std::uint32_t split(std::uint32_t part) const { return (part + rank) & (splits - 1); }
-  __device__ __forceinline__ bool is_last(std::uint32_t part) const { return ((part + 1) & (splits - 1)) == 0; }
+  __device__ __forceinline__ std::uint32_t head(std::uint32_t part) const { return first_head + part / kSplits; }
+  __device__ __forceinline__ std::uint32_t split(std::uint32_t part) const { return (part + rank) % kSplits; }
 };
 
 /// What the parts are multiplied by, in half of the columns: lanes i and i + 16 have that of part i.
-__device__ __forceinline__ float part_factor(const Shared& shared, const Parts& parts, std::uint32_t column_half) {
+template <std::uint32_t kSplits>
+__device__ __forceinline__ float part_factor(const Shared& shared, const Parts<kSplits>& parts,
+                                             std::uint32_t column_half) {
   const std::uint32_t part = static_cast<std::uint32_t>(lane_index()) % kParts;
   const auto share = [&](std::uint32_t group) {
     return ptx::load_remote(
@@ -89,17 +89,15 @@ __device__ __forceinline__ float part_factor(const Shared& shared, const Parts& 
   const float unit = float_of(column_half == 0 ? first.z : second.z);
   float overall = reference;
 #pragma unroll
-  for (std::uint32_t step = 1; step < kMaxSplits; step *= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, overall, static_cast<int>(step));
-    overall = step < parts.splits ? fmaxf(overall, other) : overall;
+  for (int step = 1; step < static_cast<int>(kSplits); step *= 2) {
+    overall = fmaxf(overall, __shfl_xor_sync(kAllLanes, overall, step));
   }
   const float origin = overall == -INFINITY ? 0.0F : overall;  // no inf - inf where nothing is selected
   const float weight = ptx::exp2_approx(reference - origin);
   float total = weight * (float_of(first.y) + float_of(second.y));
 #pragma unroll
-  for (std::uint32_t step = 1; step < kMaxSplits; step *= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, total, static_cast<int>(step));
-    total += step < parts.splits ? other : 0.0F;
+  for (int step = 1; step < static_cast<int>(kSplits); step *= 2) {
+    total += __shfl_xor_sync(kAllLanes, total, step);
   }
   return total == 0.0F ? 0.0F : __fdividef(weight * unit, total);
 }
@@ -125,14 +123,14 @@ __device__ __forceinline__ void store_outputs(void* out, DType dtype, std::int64
 
 /// Writes the outputs of the block's part of heads [first, first + 64) of a row. A warp has a quarter of them and half
 /// of the columns, a lane eight columns; all that it reads is on its way at once.
-__device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
-                                        const Shared& shared, std::uint32_t rank, std::uint32_t splits) {
+template <std::uint32_t kSplits>
+__device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t row, std::int32_t first,
+                                           const Shared& shared, std::uint32_t rank) {
   const std::uint32_t warp = threadIdx.x / kWarp;
   const std::uint32_t column_half = warp % 2;
   const std::uint32_t chunk = column_half * kWarp + static_cast<std::uint32_t>(lane_index());
   const std::uint32_t staged = ptx::shared_address(shared.rows[1]);
-  const auto shift = static_cast<std::uint32_t>(__ffs(static_cast<int>(splits)) - 1);
-  const Parts parts{(4 * rank + warp / 2) * kParts >> shift, rank, splits, shift};
+  const Parts<kSplits> parts{(4 * rank + warp / 2) * (kParts / kSplits), rank};
   uint4 sums[kParts];
 #pragma unroll
   for (std::uint32_t part = 0; part < kParts; ++part) {
@@ -140,6 +138,8 @@ __device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row,
     sums[part] = ptx::load_remote(ptx::remote_address(place, parts.split(part)));
   }
   const float factors = part_factor(shared, parts, column_half);
+  const std::int64_t to = (row * p.shape.query_heads + first + parts.first_head) * kLatent + chunk * 8;
+  const std::int32_t heads = p.shape.query_heads - first - static_cast<std::int32_t>(parts.first_head);
   float values[8] = {};
 #pragma unroll
   for (std::uint32_t part = 0; part < kParts; ++part) {
@@ -148,16 +148,28 @@ __device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row,
     add_halves(sums[part].y, factor, values[2], values[3]);
     add_halves(sums[part].z, factor, values[4], values[5]);
     add_halves(sums[part].w, factor, values[6], values[7]);
-    if (parts.is_last(part)) {
-      const std::uint32_t head = parts.head(part);
-      if (first + static_cast<std::int32_t>(head) < p.shape.query_heads) {
-        store_outputs(p.out, p.out_dtype, (row * p.shape.query_heads + first + head) * kLatent + chunk * 8, values);
+    if (part % kSplits == kSplits - 1) {
+      if (static_cast<std::int32_t>(part / kSplits) < heads) {
+        store_outputs(p.out, p.out_dtype, to + part / kSplits * kLatent, values);
       }
 #pragma unroll
       for (float& value : values) {
         value = 0.0F;
       }
     }
+  }
+}
+__device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
+                                        const Shared& shared, std::uint32_t rank, std::uint32_t splits) {
+  switch (splits) {
+    case 1:
+      return combine_of<1>(p, row, first, shared, rank);
+    case 2:
+      return combine_of<2>(p, row, first, shared, rank);
+    case 4:
+      return combine_of<4>(p, row, first, shared, rank);
+    default:
+      return combine_of<kMaxSplits>(p, row, first, shared, rank);
   }
 }
 

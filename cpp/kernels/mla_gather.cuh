@@ -4,10 +4,8 @@
 //
 // Warp w of the eight has entries 8 w to 8 w + 7 of each half; its lanes i and i + 16 have the slot of entry i % 8 of
 // half i / 8. FP8 rows go through registers: a lane has ten pieces of 16 bytes in flight (41 KB per block), then
-// unpacks and stores them. The next loads follow the fence, which would wait for them. In a load of latents, lanes 0-3,
-// 8-11,
-// ... read a quarter row's pieces of one entry and the others those of the next: the two entries' stores then fall into
-// different banks. BF16 rows are copied as they are.
+// unpacks and stores them. A load is the latents of one row: a quarter of a warp reads 128 bytes of it, where those of
+// two rows would be twice as many requests. BF16 rows are copied as they are.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,42 +27,29 @@ static_assert(kWarpEntries == 8 && kWarpSlots == kWarp / 2);
 /// Which of the gathering threads this is, read anew: what follows from it takes fewer instructions than registers.
 __device__ __forceinline__ std::uint32_t gatherer() { return ptx::thread_anew() - kConsumers; }
 
-/// Slots of a tile, of which `count` exist.
-struct TileSlots {
-  const std::int32_t* slots;
-  std::int32_t count;
-};
-
 __device__ const std::int32_t kNoSlot = kNone;
 
 /// Starts to load the lane's slot of a tile: kNone where it does not exist.
-__device__ __forceinline__ std::int32_t request_slot(const TileSlots& tile) {
+__device__ __forceinline__ std::int32_t request_slot(const Place& place) {
   const std::uint32_t lane = gatherer() % kWarpSlots;
   const std::uint32_t entry = lane / kWarpEntries * kHalf + gatherer() / kWarp * kWarpEntries + lane % kWarpEntries;
-  return ptx::load_word(static_cast<std::int32_t>(entry) < tile.count ? tile.slots + entry : &kNoSlot);
+  return ptx::load_word(static_cast<std::int32_t>(entry) < place.count ? place.slots + entry : &kNoSlot);
 }
 
-/// Brings a row into the second-level cache; rows begin at multiples of 16 bytes. Of its lines, a lane brings one half
-/// and the lane that has the same slot the other.
+/// Brings a row into the second-level cache; rows begin at multiples of 16 bytes.
 template <RowFormat kFormat>
 __device__ __forceinline__ void prefetch_row(const std::byte* pool, std::int32_t slot) {
-  constexpr std::int64_t kBytes = kFormat == RowFormat::fp8_656 ? kFp8RowBytes : kBf16RowBytes;
-  constexpr std::int64_t kLines = (kBytes + 2 * ptx::kCacheLine - 17) / ptx::kCacheLine;  // that a row may touch
-  static_assert(kLines % 2 == 0);
-  if (slot != kNone) {
-    const std::byte* row = row_address(pool, slot, kBytes);
-    const std::int64_t first = gatherer() % kWarp < kWarpSlots ? 0 : kLines / 2;
-#pragma unroll
-    for (std::int64_t line = 0; line < kLines / 2; ++line) {
-      ptx::prefetch(row + min((first + line) * ptx::kCacheLine, kBytes - 1));
-    }
+  constexpr std::uint32_t kBytes = kFormat == RowFormat::fp8_656 ? kFp8RowBytes : kBf16RowBytes;
+  if (slot != kNone && gatherer() % kWarp < kWarpSlots) {
+    ptx::prefetch(row_address(pool, slot, kBytes), kBytes);
   }
 }
 
 template <RowFormat kFormat>
 class Gather;
 
-inline constexpr std::uint32_t kFp8Scales = kLatent;  ///< offset of the scales in a row
+inline constexpr std::uint32_t kFp8Scales = kLatent;              ///< offset of the scales in a row
+inline constexpr std::uint32_t kFp8Scaled = kLatent / kFp8Group;  ///< how many
 
 /// What is read for entries without a row: with an address for every load, none has to be predicated and then merged
 /// with zeros, which would wait for it.
@@ -111,13 +96,10 @@ class Gather<RowFormat::fp8_656> {
   /// Starts the loads of a half of the tile whose slots the lanes have.
   __device__ __forceinline__ void start(std::int32_t slots, std::uint32_t half) {
     const Lane lane;
-    scales_ = fp8_scale(fp8_row(pool_, slot_of(slots, half, lane.index / 4)), lane.index & 3U);
+    scales_ = fp8_scale(fp8_row(pool_, slot_of(slots, half, lane.index / kFp8Scaled)), lane.index % kFp8Scaled);
 #pragma unroll
-    for (std::uint32_t pair = 0; pair < kPairs; ++pair) {
-      const std::byte* row = fp8_row(pool_, slot_of(slots, half, 2 * pair + lane.odd()));
-      const std::byte* from = row + (lane.index & 3U) * 16 + lane.eighth() * 64;
-      codes_[pair][0] = ptx::load(from);
-      codes_[pair][1] = ptx::load(from + kLatent / 2);
+    for (std::uint32_t entry = 0; entry < kWarpEntries; ++entry) {
+      codes_[entry] = ptx::load(fp8_row(pool_, slot_of(slots, half, entry)) + lane.index * 16);
     }
 #pragma unroll
     for (std::uint32_t j = 0; j < kRopeLoads; ++j) {
@@ -130,30 +112,29 @@ class Gather<RowFormat::fp8_656> {
   __device__ __forceinline__ void store(std::uint32_t to, std::int32_t slots, std::uint32_t half) {
     const Lane lane;
     const std::uint32_t factors = unpack_factor(scales_);
-    std::uint32_t marks = 0;
-    const std::uint32_t latents =
-        to + (lane.entry + lane.odd()) * 128 + lane.eighth() * kAtomBytes + ((lane.index & 3U) << 5 | lane.odd() << 4);
-#pragma unroll
-    for (std::uint32_t pair = 0; pair < kPairs; ++pair) {
-      // Chunk 2 (lane % 4) + {0, 1} of a row whose number ends with 2 pair + odd.
-      const std::uint32_t place = latents ^ pair << 5;
-#pragma unroll
-      for (std::uint32_t side = 0; side < 2; ++side) {
-        const std::uint32_t scale = (2 * pair + lane.odd()) * 4 + 2 * side + lane.index / 16;
-        const Unpacked values(codes_[pair][side], __shfl_sync(kAllLanes, factors, static_cast<int>(scale)));
-        marks |= nan_marks(codes_[pair][side]);
-        const std::uint32_t offset = pair * 256 + side * 4 * kAtomBytes;
-        ptx::store_shared(place + offset, values.first);
-        ptx::store_shared((place ^ 16U) + offset, values.second);
-      }
-    }
+    std::uint32_t marks = is_usual_scale(scales_) ? 0U : kUnusual;
     const std::uint32_t rope =
         to + kRopeOffset + (lane.entry + lane.eighth()) * 128 + (((lane.index & 7U) ^ lane.eighth()) << 4);
 #pragma unroll
     for (std::uint32_t j = 0; j < kRopeLoads; ++j) {
       ptx::store_shared((rope ^ j << 6) + j * 512, rope_[j]);
     }
-    if (!__all_sync(kAllLanes, is_usual_scale(scales_) && !has_nan(marks))) {
+    // A lane's 16 latents are chunks 2 (lane % 4) + {0, 1} of atom lane / 4: neighbouring atoms take turns.
+    const std::uint32_t turn = lane.index / 4 % 2;
+    const Order first(turn != 0);
+    const Order second(turn == 0);
+    const std::uint32_t latents =
+        to + lane.entry * 128 + lane.index / 4 * kAtomBytes + ((lane.index & 3U) << 5 | turn << 4);
+#pragma unroll
+    for (std::uint32_t entry = 0; entry < kWarpEntries; ++entry) {
+      const std::uint32_t scale = entry * kFp8Scaled + lane.eighth();
+      const std::uint32_t factor = __shfl_sync(kAllLanes, factors, static_cast<int>(scale));
+      const std::uint32_t place = latents ^ entry << 4;  // the row's number ends with `entry`
+      marks |= nan_marks(codes_[entry]);
+      ptx::store_shared(place + entry * 128, unpack(codes_[entry], first, factor));
+      ptx::store_shared((place ^ 16U) + entry * 128, unpack(codes_[entry], second, factor));
+    }
+    if (!__all_sync(kAllLanes, is_usual(marks))) {
       __syncwarp();  // the right values come last
       store_exactly(pool_, slots, half, to);
     }
@@ -163,7 +144,6 @@ class Gather<RowFormat::fp8_656> {
   __device__ __forceinline__ void finish() const {}
 
  private:
-  static constexpr std::uint32_t kPairs = kWarpEntries / 2;      ///< of entries, of a warp and half
   static constexpr std::uint32_t kRopeLoads = kWarpEntries / 4;  ///< of four entries each
 
   /// Which lane this is, found out anew for each half: what follows from it takes fewer instructions than registers.
@@ -176,13 +156,11 @@ class Gather<RowFormat::fp8_656> {
       index = thread % kWarp;
       entry = thread / kWarp * kWarpEntries;
     }
-    /// Which entry of a pair the lane has.
-    __device__ __forceinline__ std::uint32_t odd() const { return index / 4 % 2; }
     __device__ __forceinline__ std::uint32_t eighth() const { return index / 8; }
   };
 
   const std::byte* pool_;
-  uint4 codes_[kPairs][2];
+  uint4 codes_[kWarpEntries];
   uint4 rope_[kRopeLoads];
   std::uint32_t scales_;
 };
@@ -216,13 +194,13 @@ class Gather<RowFormat::bf16_1152> {
   const std::byte* pool_;
 };
 
-/// Shows the consumers what the warp has of a half, which has been stored.
+/// Shows the consumers what the warp has of a half, which has been stored. The fence that the tensor cores need is
+/// theirs.
 __device__ __forceinline__ void show_half(std::uint32_t half, std::int32_t slots, Shared& shared) {
   const std::uint32_t there = __ballot_sync(kAllLanes, slots != kNone) >> (half * kWarpEntries);
   if (lane_index() == 0) {
     reinterpret_cast<std::uint8_t*>(&shared.entries[half])[gatherer() / kWarp] = static_cast<std::uint8_t>(there);
   }
-  ptx::fence_proxy_async();
   __syncwarp();
   if (lane_index() == 0) {
     shared.full[half].arrive();
@@ -233,14 +211,6 @@ __device__ __forceinline__ void show_half(std::uint32_t half, std::int32_t slots
 template <RowFormat kFormat>
 __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, const Split& split, std::int32_t first,
                                        Shared& shared, const KernelErrorView& errors) {
-  const auto next_of = [&](Place place) { return place.next(work, split.tiles); };
-  const auto request = [&](Place place) {
-    // Of an item that does not exist none are read, but they have to have an address.
-    const bool real = place.item < work.items;
-    const std::int64_t row = real ? work.row(place.item) : 0;
-    return request_slot({p.slots + row * p.shape.top_k + split.begin + place.tile * kTile,
-                         real ? split.count - place.tile * kTile : 0});
-  };
   // The slot, if it is one; tells the other warps whether this one has a row in tile number `tile`.
   const auto checked = [&](std::int32_t slot, std::uint32_t tile) {
     if (slot != kNone && (slot < 0 || slot >= p.layer.slots)) {
@@ -254,45 +224,49 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
     return slot;
   };
   Gather<kFormat> rows(p.layer.pool);
-  Place place{first, 0};
-  std::int32_t slots = request(place);
-  std::int32_t coming = request(next_of(place));
+  Place ahead(p, work, split, first);  // of which slots are requested
+  std::int32_t slots = request_slot(ahead);
+  ahead.advance(p, work, split);
+  std::int32_t coming = request_slot(ahead);
   slots = checked(slots, 0);
   rows.start(slots, 0);
   prefetch_row<kFormat>(p.layer.pool, slots);
   coming = checked(coming, 1);
   prefetch_row<kFormat>(p.layer.pool, coming);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tiles; later, full and empty are enough
-  ptx::cluster_wait();  // not earlier: no other block has anything to do with what this one gathers
+  ptx::cluster_wait();     // not earlier: no other block has anything to do with what this one gathers
+  std::uint32_t tile = 0;  // of all of the block's
   std::uint32_t item_parity = 0;
-  for (std::uint32_t tile = 0; place.item < work.items; ++tile) {
-    const std::int32_t later = request(next_of(next_of(place)));
-    shared.empty[0].wait(~tile & 1U);
-    const bool any = shared.marks[tile % kMarks] != 0;
-    if (any) {
-      rows.store(ptx::shared_address(shared.rows[0]), slots, 0);
-      rows.finish();
+  for (std::int32_t item = first; item < work.items; item += work.clusters, item_parity ^= 1U) {
+#pragma unroll 1
+    for (std::int32_t left = split.tiles; left > 0; --left, ++tile) {
+      ahead.advance(p, work, split);
+      const std::int32_t later = request_slot(ahead);
+      shared.empty[0].wait(~tile & 1U);
+      const bool any = shared.marks[tile % kMarks] != 0;
+      if (any) {
+        rows.store(ptx::shared_address(shared.rows[0]), slots, 0);
+        rows.finish();
+      }
+      show_half(0, slots, shared);
+      if (any) {
+        rows.start(slots, 1);
+      }
+      shared.empty[1].wait(~tile & 1U);
+      if (left == split.tiles) {  // where the sums of the last item were, if there is one
+        shared.drained.wait(item_parity ^ 1U);
+      }
+      if (any) {
+        rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
+        rows.finish();
+      }
+      show_half(1, slots, shared);
+      // What follows passes while the consumers are at the two halves.
+      slots = coming;
+      rows.start(slots, 0);
+      coming = checked(later, tile + 2);
+      prefetch_row<kFormat>(p.layer.pool, coming);
     }
-    show_half(0, slots, shared);
-    if (any) {
-      rows.start(slots, 1);
-    }
-    shared.empty[1].wait(~tile & 1U);
-    if (place.tile == 0) {  // where the sums of the last item were, if there is one
-      shared.drained.wait(item_parity ^ 1U);
-    }
-    if (any) {
-      rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
-      rows.finish();
-    }
-    show_half(1, slots, shared);
-    // What follows passes while the consumers are at the two halves.
-    place = next_of(place);
-    slots = coming;
-    rows.start(slots, 0);
-    coming = checked(later, tile + 2);
-    prefetch_row<kFormat>(p.layer.pool, coming);
-    item_parity ^= place.tile == 0 ? 1U : 0U;
   }
 }
 

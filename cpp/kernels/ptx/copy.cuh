@@ -96,12 +96,11 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                : "memory");
 }
 
-/// Byte i of the result is byte n of `bytes`, n the lowest three bits of hexadecimal digit i of the selector; or, with
-/// the digit's fourth bit, eight times that byte's sign.
-template <std::uint32_t kSelector>
-__device__ __forceinline__ std::uint32_t permuted(std::uint32_t bytes) {
+/// Byte i of the result is byte n of two words, n the lowest three bits of hexadecimal digit i of the selector; or,
+/// with the digit's fourth bit, eight times that byte's sign.
+__device__ __forceinline__ std::uint32_t permuted(std::uint32_t first, std::uint32_t second, std::uint32_t selector) {
   std::uint32_t result = 0;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(result) : "r"(bytes), "n"(kSelector));
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(first), "r"(second), "r"(selector));
   return result;
 }
 
