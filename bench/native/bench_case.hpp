@@ -39,7 +39,7 @@ extern "C" struct EchoStepCase {
   std::int32_t row_bytes;  ///< 656 or 1152
   std::int32_t pool_slots;
   std::int32_t new_rows;         ///< 1: each step appends a token of each session
-  std::int32_t splits;           ///< of attention; 0: as a runtime has it by default
+  std::int32_t splits;           ///< of attention; 0: those of a runtime for this batch
   std::int32_t without_offload;  ///< 1: all rows lie in device memory, too (one session)
   std::int32_t forecast_cap;     ///< rows that are fetched for the next step, for each session; 0: none
 };

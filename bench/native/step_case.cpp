@@ -9,6 +9,7 @@
 #include "echo/runtime_config.hpp"
 #include "require.hpp"
 #include "rows.hpp"
+#include "runtime/attention_splits.hpp"
 #include "runtime/backends.hpp"
 #include "step_inputs.hpp"
 
@@ -60,7 +61,9 @@ StepCase::StepCase(const EchoStepCase& sizes, HostRows& host)
                .host_rows = control_.host_rows(),
                .index_block_bytes = index_block_bytes()},
               host.device()),
-      splits_(sizes.splits != 0 ? sizes.splits : static_cast<std::int32_t>(RuntimeConfig{}.attention_splits)) {
+      splits_(sizes.splits != 0
+                  ? sizes.splits
+                  : static_cast<std::int32_t>(chosen_attention_splits(ModelShape::deepseek_v32(), sizes.batch))) {
   backend_->use_stream(reinterpret_cast<std::uintptr_t>(stream_.get()));
   const auto most_slots = std::max<std::int64_t>(sizes_.pool_slots, control_.host_rows());
   backend_->prepare({.shape = shape_,

@@ -6,6 +6,7 @@
 
 #include "cache_manager/layer_view.hpp"
 #include "echo/errors.hpp"
+#include "runtime/attention_splits.hpp"
 #include "runtime/backends.hpp"
 #include "runtime/control_block.hpp"
 
@@ -85,7 +86,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   require_range("max_sessions", config.max_sessions, 1, 1 << 20);
   require_range("max_context", config.max_context, 1, kMaxInt32 / kBlockTokens * kBlockTokens);
   require_range("prefill_chunk", config.prefill_chunk, 1, 65536);
-  require_range("attention_splits", config.attention_splits, 1, 64);
+  require_range("attention_splits", config.attention_splits, 0, 64);
   require_range("threads", config.threads, 0, 4096);
   static_cast<void>(wants_own_kernels(config));
   if (!(config.threshold_alpha >= 0.0 && config.threshold_alpha <= 1.0)) {
@@ -115,6 +116,8 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
           "a multiple of 16, " + std::to_string(shape.row_bytes()) + " to " + std::to_string(kMaxRowStride));
 
   const std::int64_t step_rows = config.max_batch * config.query_rows;
+  plan.config.attention_splits =
+      config.attention_splits == 0 ? chosen_attention_splits(shape, step_rows) : config.attention_splits;
   plan.minimum_slots = step_rows * (shape.top_k + 1);
   plan.config.gpu_slots = config.gpu_slots == 0 ? plan.minimum_slots : config.gpu_slots;
   require(plan.config.gpu_slots >= plan.minimum_slots && plan.config.gpu_slots < kMaxInt32, "gpu_slots",

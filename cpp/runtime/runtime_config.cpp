@@ -37,10 +37,12 @@ constexpr std::array kFields{
                 "distance of rows in the host pool, a multiple of 16; 0 means the "
                 "bytes of a row",
                 &C::host_row_stride},
-    ConfigField{"attention_splits", "parts",
-                "parts in which a selection is attended to and combined; fixed, so "
-                "that results do not depend on the batch",
-                &C::attention_splits},
+    ConfigField{
+        "attention_splits", "parts",
+        "parts in which a selection is attended to and combined, 1 to 64; 0 means the number that suits steps of "
+        "max_batch x query_rows rows. On a GPU the last bits of outputs depend on it, never on the batch: set it "
+        "where runtimes of several sizes have to agree in them",
+        &C::attention_splits},
     ConfigField{"threshold_alpha", "",
                 "weight of the past in the moving average that predicts the k-th score, "
                 "0 to 1",
