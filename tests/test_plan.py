@@ -62,6 +62,7 @@ def test_automatic_values_are_filled_in():
     assert plan.minimum_slots == plan.config.gpu_slots == 3 * 2 * 17
     assert plan.host_row_stride == plan.config.host_row_stride == small_shape().row_bytes == 320
     assert plan.config.max_context == 1024
+    assert plan_of(small_shape(), host_tokens=1000, max_context=65).config.max_context == 128
     assert plan.config.attention_splits == 4
     assert plan_of(echo.ModelShape.deepseek_v32(), max_batch=32).config.attention_splits == 2
     assert plan.host_bytes == 1024 * 3 * 320

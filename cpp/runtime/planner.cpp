@@ -107,7 +107,8 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
       std::min<std::int64_t>(config.forecast_cap == -1 ? forecasts_that_pay(shape, config) : config.forecast_cap,
                              forecast_reach(static_cast<std::int32_t>(shape.top_k)));
   plan.config.host_tokens = plan.host_blocks * kBlockTokens;
-  plan.config.max_context = std::min(config.max_context, plan.config.host_tokens);
+  // Whole blocks: kernels read a row's scores 16 bytes at a time.
+  plan.config.max_context = std::min(blocks_of(config.max_context) * kBlockTokens, plan.config.host_tokens);
   plan.host_row_stride = config.host_row_stride == 0 ? shape.row_bytes() : config.host_row_stride;
   plan.config.host_row_stride = plan.host_row_stride;
   require(plan.host_row_stride >= shape.row_bytes() && plan.host_row_stride % 16 == 0 &&
