@@ -25,6 +25,9 @@ struct PrefetchShared {
   std::int32_t slots[kPrefetchAtOnce];
 };
 
+/// Lanes of a set below this one.
+__device__ inline std::int32_t rank_in(unsigned lanes) { return __popc(lanes & ((1U << lane_index()) - 1U)); }
+
 /// What a call may prefetch.
 struct PrefetchBudget {
   std::int32_t* used;  ///< rows, by all thread blocks
@@ -53,7 +56,7 @@ class RowPrefetcher {
     const bool missing = row != kNone && slot_word(layer_, row).load(cuda::memory_order_relaxed) == kNone;
     const unsigned lanes = __ballot_sync(kAllLanes, missing);
     if (missing) {
-      shared_.missing[waiting_ + lanes_before(lanes)] = row;
+      shared_.missing[waiting_ + rank_in(lanes)] = row;
     }
     waiting_ += __popc(lanes);
     __syncwarp();
@@ -62,17 +65,16 @@ class RowPrefetcher {
   /// Fetches the last few rows of the list.
   __device__ void fetch();
 
-  /// Adds what was done to the layer's counters.
-  __device__ void report() const {
+  /// Adds what was done to the layer's counters; `lost` rows were never looked at.
+  __device__ void report(std::int32_t lost) const {
     if (lane_index() == 0) {
       count(layer_.counters->prefetched, fetched_);
-      count(layer_.counters->prefetches_capped, capped_);
+      count(layer_.counters->prefetches_capped, capped_ + lost);
       count(layer_.counters->evictions, evicted_);
     }
   }
 
  private:
-  __device__ static std::int32_t lanes_before(unsigned lanes) { return __popc(lanes & ((1U << lane_index()) - 1U)); }
   __device__ static void count(std::int64_t& counter, std::int32_t number) {
     if (number != 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(number));
@@ -127,7 +129,7 @@ __device__ inline void RowPrefetcher::fetch() {
   const unsigned lanes = __ballot_sync(kAllLanes, claimed);
   const std::int32_t rows = __popc(lanes);
   if (claimed) {
-    shared_.rows[lanes_before(lanes)] = listed;
+    shared_.rows[rank_in(lanes)] = listed;
   }
   __syncwarp();
   const RowList list{shared_.rows, shared_.slots, rows};
@@ -206,7 +208,7 @@ __device__ inline std::int32_t RowPrefetcher::take_oldest(std::int32_t given, st
   const bool taken = chosen && evict(layer_, slot, stamp, row);
   const unsigned lanes = __ballot_sync(kAllLanes, taken);
   if (taken) {
-    shared_.slots[given + lanes_before(lanes)] = slot;
+    shared_.slots[given + rank_in(lanes)] = slot;
   }
   evicted_ += __popc(lanes);
   return __popc(lanes);

@@ -183,13 +183,11 @@ void CudaBackend::score(const ScoreParams& params) {
     check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
     forecasts_.join_pool(params.layer.pool, pass());
   }
-  if (!score_sm90_ || !can_sift_sm90(params)) {
-    clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
-  }
   if (score_sm90_) {
     launch_score_sm90(params, context());
     return;
   }
+  clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
   if (params.index_key != nullptr) {
     launch_append(keys_of(params), context());
   }

@@ -41,6 +41,7 @@ class CudaBackend final : public Backend {
 
   void prepare(const ScratchSizes& sizes) override;
 
+  bool sifts() const override { return score_sm90_; }
   bool forecasts() const override { return true; }
 
   /// Until called, the backend works on a stream of its own. Later calls come after earlier ones on

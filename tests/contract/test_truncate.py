@@ -168,6 +168,7 @@ def test_an_import_into_a_session_that_was_cut_to_nothing(make_both, forked, cop
                 first += len(view)
             filled.index_keys(layer)[:] = kv.index_keys(layer)
         filled.thresholds = kv.thresholds
+        filled.deviations = kv.deviations
         rig.runtime.finish_import(target.session, filled)
     target.oracle = source.oracle.copy()
     rig.check()
