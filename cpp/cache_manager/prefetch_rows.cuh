@@ -1,12 +1,12 @@
 #pragma once
-// RowPrefetcher: one warp of each thread block of score fetches rows ahead that recall will probably want
+// RowPrefetcher: a few warps of each thread block of score fetch rows ahead that recall will probably want
 // (residency.cuh: the protocol, and what it leaves out here).
 //
 // Rows that are found missing wait in a short list. As many as a warp has in flight at once go together: a share of the
 // call's budget, the rows by compare-and-swap on slot_of, their bytes from host memory into registers, slots meanwhile
 // (free ones, else the oldest of a window of 32; the scores that recall's rule would look at are only being computed),
 // bytes to the slots, maps. Whatever is busy or used up is left to recall: nobody waits for anybody.
-// Cost: five dependent accesses and a host read, some 5 us for each few rows; 132 warps keep the link busy with that.
+// Cost: five dependent accesses and a host read, some 5 us for each few rows; 396 warps keep the link busy with that.
 
 #include <algorithm>
 
@@ -17,7 +17,7 @@ namespace echo {
 
 inline constexpr std::int32_t kPrefetchAtOnce = 8;   ///< rows that go together, at most
 inline constexpr std::int32_t kPrefetchWindows = 4;  ///< looked at for them, at most
-inline constexpr std::int32_t kMissingRows = 2 * kWarp;
+inline constexpr std::int32_t kMissingRows = kPrefetchAtOnce + kWarp;
 
 struct PrefetchShared {
   std::int32_t missing[kMissingRows];
@@ -37,21 +37,26 @@ struct PrefetchBudget {
 /// All functions are called by the whole warp.
 class RowPrefetcher {
  public:
-  __device__ RowPrefetcher(const LayerView& layer, std::int32_t now, PrefetchBudget budget, PrefetchShared& shared)
+  /// Warp `warp` of `warps` that fetch in each thread block.
+  __device__ RowPrefetcher(const LayerView& layer, std::int32_t now, PrefetchBudget budget, int warps, int warp,
+                           PrefetchShared& shared)
       : layer_(layer), shared_(shared), budget_(budget), now_(now) {
     constexpr std::uint32_t kScatter = 0x9E3779B1U;  // as in claim_place, but half a pool away from those places
     const auto slots = static_cast<std::uint32_t>(layer.slots);
-    const std::uint32_t share = max(slots / gridDim.x, std::uint32_t{kWarp});
-    place_ = (static_cast<std::uint32_t>(now) * kScatter + blockIdx.x * share + slots / 2U) % slots;
+    const auto all = static_cast<std::uint32_t>(warps) * gridDim.x;
+    const std::uint32_t share = max(slots / all, std::uint32_t{kWarp});
+    const std::uint32_t own = blockIdx.x * static_cast<std::uint32_t>(warps) + static_cast<std::uint32_t>(warp);
+    place_ = (static_cast<std::uint32_t>(now) * kScatter + own * share + slots / 2U) % slots;
     const std::int32_t pieces = max(layer.row_bytes / RowGroup::kPieceBytes, 1);
     at_once_ = min(max(RowGroup::kRound / pieces, 1), kPrefetchAtOnce);
   }
 
   /// Rows that wait to be fetched.
   __device__ std::int32_t waiting() const { return waiting_; }
-  __device__ bool has_room() const { return waiting_ <= kMissingRows - kWarp; }
+  /// Whether there are as many as go together.
+  __device__ bool ready() const { return waiting_ >= at_once_; }
 
-  /// Puts a row of each lane (kNone: nothing) on the list if it is missing. There has to be room.
+  /// Puts a row of each lane (kNone: nothing) on the list if it is missing. Not where enough are waiting.
   __device__ void add(std::int32_t row) {
     const bool missing = row != kNone && slot_word(layer_, row).load(cuda::memory_order_relaxed) == kNone;
     const unsigned lanes = __ballot_sync(kAllLanes, missing);
@@ -81,19 +86,6 @@ class RowPrefetcher {
     }
   }
 
-  /// Takes up to `wanted` rows from the budget.
-  __device__ std::int32_t reserve(std::int32_t wanted) {
-    std::int32_t granted = 0;
-    if (lane_index() == 0 && !exhausted_) {
-      const std::int32_t used = atomicAdd(budget_.used, wanted);
-      granted = min(max(budget_.cap - used, 0), wanted);
-      refund(wanted - granted);
-    }
-    granted = __shfl_sync(kAllLanes, granted, 0);
-    exhausted_ = granted < wanted;
-    capped_ += wanted - granted;
-    return granted;
-  }
   __device__ void refund(std::int32_t rows) const {
     if (rows != 0) {
       atomicSub(budget_.used, rows);
@@ -120,16 +112,23 @@ class RowPrefetcher {
 __device__ inline void RowPrefetcher::fetch() {
   const std::int32_t wanted = min(waiting_, at_once_);
   waiting_ -= wanted;
-  const std::int32_t granted = reserve(wanted);
-  if (granted == 0) {
+  if (exhausted_) {
+    capped_ += wanted;
     return;
   }
-  const std::int32_t listed = lane_index() < granted ? shared_.missing[waiting_ + lane_index()] : kNone;
+  // The budget is asked while rows are claimed.
+  const std::int32_t used = lane_index() == 0 ? atomicAdd(budget_.used, wanted) : 0;
+  const std::int32_t listed = lane_index() < wanted ? shared_.missing[waiting_ + lane_index()] : kNone;
   const bool claimed = listed != kNone && claim_row(layer_, listed);
   const unsigned lanes = __ballot_sync(kAllLanes, claimed);
-  const std::int32_t rows = __popc(lanes);
-  if (claimed) {
+  const std::int32_t granted = min(max(budget_.cap - __shfl_sync(kAllLanes, used, 0), 0), wanted);
+  exhausted_ = granted < wanted;
+  capped_ += wanted - granted;
+  const std::int32_t rows = min(__popc(lanes), granted);
+  if (claimed && rank_in(lanes) < rows) {
     shared_.rows[rank_in(lanes)] = listed;
+  } else if (claimed) {
+    give_up_row(layer_, listed);
   }
   __syncwarp();
   const RowList list{shared_.rows, shared_.slots, rows};
@@ -154,7 +153,7 @@ __device__ inline void RowPrefetcher::fetch() {
     publish(layer_, slot, row, prefetched_at(now_));
   }
   if (lane_index() == 0) {
-    refund(granted - given);
+    refund(wanted - given);
   }
   fetched_ += given;
 }

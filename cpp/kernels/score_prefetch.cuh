@@ -1,10 +1,11 @@
 #pragma once
-// The prefetching warp of score: takes the tokens that the multiplying warps of its thread block think will be
-// selected, finds those whose rows are not resident, and fetches them (prefetch_rows.cuh). Rows that the pass appends
-// are left out, since their host rows may not be written yet.
+// The prefetching warps of score, which are those that load queries when nothing is left to load: they take the tokens
+// that the multiplying warps of their thread block think will be selected, find those whose rows are not resident, and
+// fetch them (prefetch_rows.cuh). Rows that the pass appends are left out, since their host rows may not be written
+// yet.
 //
-// It starts nothing that would not be done when the share is: what the last fetch took is compared with what is left,
-// by the pace of the multiplying warps. So the launch does not end later than without prefetch, however slow the link.
+// They start nothing that would not be done when the share is: what the last fetch took is compared with what is left
+// to score. So the launch does not end later than without prefetch, however slow the link.
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/score_sift.cuh"
@@ -23,44 +24,32 @@ __device__ inline std::int32_t look_at(const std::int32_t& word) {
   return __shfl_sync(kAllLanes, ptx::load_shared_volatile(ptx::shared_address(&word)), 0);
 }
 
-/// Whether something that takes so many clock cycles would end behind the share, at the multipliers' pace so far.
-class SharePace {
- public:
-  __device__ SharePace(const SiftMemory& memory, std::int32_t share)
-      : memory_(memory), share_(share), start_(warp_clock()) {}
-
-  __device__ bool too_late(std::int64_t cycles) const {
-    std::int32_t done = 0;
+/// Whether something that takes so many clock cycles would end behind a share of so many key blocks.
+__device__ inline bool too_late(const SiftMemory& memory, std::int32_t share, std::int64_t cycles) {
+  constexpr std::int64_t kBlockCycles = 450;  // of a key block, while all multiprocessors read at the memory's speed
+  std::int32_t left = share;
 #pragma unroll
-    for (const std::int32_t& finished : memory_.finished) {
-      done += look_at(finished);
-    }
-    const std::int64_t left = share_ - done;
-    return look_at(memory_.fetched) != 0 || (done > 0 && cycles * done > (warp_clock() - start_) * left);
+  for (const std::int32_t& finished : memory.finished) {
+    left -= look_at(finished);
   }
-
- private:
-  const SiftMemory& memory_;
-  std::int32_t share_;
-  std::int64_t start_;
-};
+  return look_at(memory.fetched) != 0 || cycles > left * kBlockCycles;
+}
 
 /// Host row of a token, kNone if there is none or the pass appends it. What was read from a ring may be anything.
 __device__ inline std::int32_t wanted_row(const ScoreParams& p, const WantedToken& token) {
-  if (token.row < 0 || token.row >= p.block.count || token.position < 0 ||
-      token.position > p.step.positions[p.block.first + token.row]) {
+  const std::int32_t index = token.position / kTokensPerBlock;
+  if (token.row < 0 || token.row >= p.block.count || token.position < 0 || index >= p.step.table_stride) {
     return kNone;
   }
   const std::int32_t first = (p.block.first + token.row) / p.step.query_rows * p.step.query_rows;
-  for (std::int32_t row = first; row < first + p.step.query_rows; ++row) {
-    if (p.step.positions[row] == token.position) {
-      return kNone;
-    }
-  }
   const std::int32_t* table = block_table_of(p.step, first);
-  const std::int32_t index = token.position / kTokensPerBlock;
-  const std::int32_t block = index < p.step.table_stride ? table[index] : kNone;
-  return block < 0 || block >= p.layer.host_rows / kTokensPerBlock ? kNone : host_row(table, token.position);
+  const std::int32_t block = table[index];
+  bool good = token.position <= p.step.positions[p.block.first + token.row];
+  for (std::int32_t row = first; row < first + p.step.query_rows; ++row) {
+    good = good && p.step.positions[row] != token.position;
+  }
+  good = good && block >= 0 && block < p.layer.host_rows / kTokensPerBlock;
+  return good ? host_row(table, token.position) : kNone;
 }
 
 /// Rows that a call may prefetch.
@@ -77,73 +66,75 @@ __device__ inline std::int32_t prefetch_cap(const ScoreParams& p, const KernelEr
   return static_cast<std::int32_t>(fminf(tokens * p.sift.prefetch_cap, 1e9F));
 }
 
-/// Reads the rings, all of them in turns. By a warp; lane w knows of the ring of multiplying warp w.
+/// A prefetching warp's view of the rings; lane w knows of the ring of multiplying warp w.
 class RingReader {
  public:
-  __device__ explicit RingReader(const WantedRing* rings) : rings_(rings) {}
+  __device__ explicit RingReader(WantedRing* rings) : rings_(rings) {}
 
   /// Takes up to 32 tokens, one for each lane; `there` says whether a lane has one. Tokens that have been overwritten
   /// are gone; one that is overwritten now may come twice.
   __device__ WantedToken take(bool& there) {
-    std::int32_t fresh = 0;
+    std::int32_t first = 0;
+    std::int32_t count = 0;
+    std::int32_t taken = 0;
     if (lane_index() < kMultiplierWarps) {
-      const std::int32_t put = ptx::load_shared_volatile(ptx::shared_address(&rings_[lane_index()].put));
-      fresh = put - taken_;
-      if (fresh > kRingPlaces) {
-        lost_ += fresh - kRingPlaces;
-        taken_ = put - kRingPlaces;
-        fresh = kRingPlaces;
+      const WantedRing& own = rings_[lane_index()];
+      taken = ptx::load_shared_volatile(ptx::shared_address(&own.taken));
+      const std::int32_t put = ptx::load_shared_volatile(ptx::shared_address(&own.put));
+      first = max(taken, put - kRingPlaces);
+      count = max(put - first, 0);
+    }
+    count = min(count, max(kWarp - (inclusive_warp_sum(count) - count), 0));
+    if (count > 0) {
+      if (atomicCAS(&rings_[lane_index()].taken, taken, first + count) == taken) {
+        lost_ += first - taken;
+      } else {
+        count = 0;
       }
     }
-    const std::int32_t up_to = inclusive_warp_sum(fresh);
-    const std::int32_t before = up_to - fresh;
+    const std::int32_t up_to = inclusive_warp_sum(count);
     there = lane_index() < __shfl_sync(kAllLanes, up_to, kWarp - 1);
-    // The ring that has the lane's: the last one that begins at or before it and is not empty.
-    int ring = 0;
+    int ring = 0;  // that has the lane's: as many as end at or before it come first
 #pragma unroll
-    for (int i = 1; i < kMultiplierWarps; ++i) {
-      const std::int32_t begin = __shfl_sync(kAllLanes, before, i);
-      const std::int32_t count = __shfl_sync(kAllLanes, fresh, i);
-      ring = begin <= lane_index() && count > 0 ? i : ring;
+    for (int i = 0; i < kMultiplierWarps; ++i) {
+      ring += __shfl_sync(kAllLanes, up_to, i) <= lane_index() ? 1 : 0;
     }
-    const std::int32_t place =
-        __shfl_sync(kAllLanes, taken_, ring) + lane_index() - __shfl_sync(kAllLanes, before, ring);
+    ring = min(ring, kMultiplierWarps - 1);
+    const std::int32_t place = __shfl_sync(kAllLanes, first - (up_to - count), ring) + lane_index();
     WantedToken token{kNone, kNone};
     if (there) {
       const WantedToken& at = rings_[ring].tokens[place % kRingPlaces];
       token = {ptx::load_shared_volatile(ptx::shared_address(&at.row)),
                ptx::load_shared_volatile(ptx::shared_address(&at.position))};
     }
-    taken_ += min(fresh, max(kWarp - before, 0));
     return token;
   }
 
-  /// Tokens that this was too slow for.
+  /// Tokens that nobody was fast enough for.
   __device__ std::int32_t lost() const {
     return static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(lost_)));
   }
 
  private:
-  const WantedRing* rings_;
-  std::int32_t taken_ = 0;
+  WantedRing* rings_;
   std::int32_t lost_ = 0;
 };
 
-/// The warp's work, for a share of so many key blocks.
-__device__ inline void prefetch_tokens(const ScoreParams& p, SiftMemory& memory, std::int32_t share,
+/// The work of prefetching warp `warp`, for a share of so many key blocks.
+__device__ inline void prefetch_tokens(const ScoreParams& p, SiftMemory& memory, int warp, std::int32_t share,
                                        const KernelErrorView& errors) {
-  constexpr std::int64_t kFirstGuess = 6000;  // cycles of a fetch
+  constexpr std::int64_t kFirstGuess = 8000;  // cycles of a fetch
   if (!(p.sift.prefetch_cap > 0.0F)) {
     return;
   }
-  const SharePace pace(memory, share);
   RingReader rings(memory.rings);
   const std::int32_t now = *p.step.tick + p.block.tick_offset;
-  RowPrefetcher rows(p.layer, now, {p.sift.prefetched, prefetch_cap(p, errors)}, memory.prefetch);
+  RowPrefetcher rows(p.layer, now, {p.sift.prefetched, prefetch_cap(p, errors)}, kLoaderWarps, warp,
+                     memory.prefetch[warp]);
   std::int64_t cycles = kFirstGuess;
-  while (!pace.too_late(cycles)) {
+  while (!too_late(memory, share, cycles)) {
     bool there = false;
-    if (rows.has_room()) {
+    if (!rows.ready()) {
       const WantedToken token = rings.take(there);
       if (__any_sync(kAllLanes, there)) {
         rows.add(there ? wanted_row(p, token) : kNone);

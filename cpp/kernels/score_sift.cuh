@@ -2,7 +2,7 @@
 // What the multiplying warps of score do for sifting, on the way: a score is still in a register when it is compared
 // with its row's bound. Those that pass wait in shared memory, each warp's apart, until there are many, or the share
 // has been scored: then they get places in their rows' lists, with one atomic operation for each row. Those worth
-// fetching also go to a ring of the warp's, from which another warp takes them (score_prefetch.cuh); what that is too
+// fetching also go to a ring of the warp's, from which other warps take them (score_prefetch.cuh); what that is too
 // slow for is overwritten. Nobody is waited for, also not by fences, which wait for the scores that a warp has stored.
 //
 // Bounds come with the queries of a group. That all scores of a row were compared is told by their number, counted
@@ -26,10 +26,11 @@ struct alignas(8) WantedToken {
   std::int32_t position;
 };
 
-/// From a multiplying warp to the prefetching one.
+/// From a multiplying warp to the prefetching ones.
 struct WantedRing {
   WantedToken tokens[kRingPlaces];
-  std::int32_t put;  ///< so far
+  std::int32_t put;    ///< so far
+  std::int32_t taken;  ///< likewise; by a prefetching warp
 };
 
 /// In shared memory, behind it the pending candidates of each multiplying warp.
@@ -38,12 +39,12 @@ struct alignas(16) SiftMemory {
   std::int32_t finished[kMultipliers];     ///< key blocks, by each warpgroup
   std::int32_t fetched;                    ///< whether all key blocks of the share are on their way
   WantedRing rings[kMultiplierWarps];
-  PrefetchShared prefetch;
+  PrefetchShared prefetch[kLoaderWarps];
 
   /// Before anybody looks; by one warp.
   __device__ void clear() {
     if (lane_index() < kMultiplierWarps) {
-      rings[lane_index()].put = 0;
+      rings[lane_index()].put = rings[lane_index()].taken = 0;
     }
     if (lane_index() < kMultipliers) {
       finished[lane_index()] = 0;

@@ -210,6 +210,7 @@ std::vector<std::int32_t> best_of(const std::vector<float>& scores, std::int32_t
 void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned seed, bool shared_prefix) {
   Stage stage(64, top_k, sizes, seed);
   SiftWorld& world = stage.world;
+  world.thread_blocks = std::max(1, sizes.batch * sizes.table_stride / 60);
   std::mt19937& engine = stage.engine;
   std::vector<std::int32_t> lengths(static_cast<std::size_t>(sizes.batch));
   const auto capacity = static_cast<std::uint32_t>(sizes.score_stride());
@@ -312,7 +313,7 @@ TEST_F(CudaScoreSift, PrefetchIntoARoomyPool) {
   run_passes({.slots = 4000, .batch = 3, .query_rows = 1, .table_stride = 128}, 64, 25, 66, false);
 }
 TEST_F(CudaScoreSift, PrefetchForALongTime) {
-  run_passes({.slots = 5 * 65 + 40, .batch = 5, .query_rows = 1, .table_stride = 160}, 64, 500, 69, true);
+  run_passes({.slots = 3 * 33 + 20, .batch = 3, .query_rows = 1, .table_stride = 40}, 32, 500, 69, true);
 }
 TEST_F(CudaScoreSift, PrefetchOfSharedPrefixes) {
   run_passes({.slots = 900, .batch = 4, .query_rows = 1, .table_stride = 96}, 96, 25, 67, true);

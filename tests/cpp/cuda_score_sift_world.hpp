@@ -5,7 +5,10 @@
 #include <set>
 
 #include "cuda_score_128_world.hpp"
+#include "kernels/cuda_check.hpp"
+#include "kernels/kernel_errors.hpp"
 #include "kernels/prediction.hpp"
+#include "kernels/score_sm90.hpp"
 
 namespace echo::cuda_test {
 
@@ -72,7 +75,13 @@ struct SiftWorld : World {
   void sift(const float* queries, const float* weights, float cap) {
     auto params = params_of(*this, all_rows(), queries, DType::f32, weights);
     params.sift = sift_view(cap);
-    backend.score(params);
+    if (thread_blocks > 0) {
+      backend.synchronize();  // its work is in another stream
+      launch_score_sm90(params, {.stream = nullptr, .multiprocessors = thread_blocks, .errors = errors.view()});
+      ECHO_CUDA_CHECK(cudaStreamSynchronize(nullptr));
+    } else {
+      backend.score(params);
+    }
   }
   /// Selects from what the last call listed.
   void select_sifted() {
@@ -103,6 +112,9 @@ struct SiftWorld : World {
   std::vector<float> plain_scores;  ///< of the pass
   std::int32_t turn = 0;
   std::vector<SiftBounds> bounds;  ///< of each session
+  /// That score: few of them have so much to do that there is time to prefetch. 0: as many as there are.
+  std::int32_t thread_blocks = 0;
+  KernelErrors errors;
 
  private:
   static RowSift poisoned() {
