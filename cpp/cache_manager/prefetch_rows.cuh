@@ -47,14 +47,12 @@ class RowPrefetcher {
     const std::uint32_t share = max(slots / all, std::uint32_t{kWarp});
     const std::uint32_t own = blockIdx.x * static_cast<std::uint32_t>(warps) + static_cast<std::uint32_t>(warp);
     place_ = (static_cast<std::uint32_t>(now) * kScatter + own * share + slots / 2U) % slots;
-    const std::int32_t pieces = max(layer.row_bytes / RowGroup::kPieceBytes, 1);
-    at_once_ = min(max(RowGroup::kRound / pieces, 1), kPrefetchAtOnce);
   }
 
   /// Rows that wait to be fetched.
   __device__ std::int32_t waiting() const { return waiting_; }
   /// Whether there are as many as go together.
-  __device__ bool ready() const { return waiting_ >= at_once_; }
+  __device__ bool ready() const { return waiting_ >= kPrefetchAtOnce; }
 
   /// Puts a row of each lane (kNone: nothing) on the list if it is missing. Not where enough are waiting.
   __device__ void add(std::int32_t row) {
@@ -101,7 +99,6 @@ class RowPrefetcher {
   PrefetchBudget budget_;
   std::int32_t now_;
   std::uint32_t place_ = 0;   ///< slot of the next window
-  std::int32_t at_once_ = 1;  ///< rows that a warp has in flight
   std::int32_t waiting_ = 0;
   std::int32_t fetched_ = 0;
   std::int32_t evicted_ = 0;
@@ -110,7 +107,7 @@ class RowPrefetcher {
 };
 
 __device__ inline void RowPrefetcher::fetch() {
-  const std::int32_t wanted = min(waiting_, at_once_);
+  const std::int32_t wanted = min(waiting_, kPrefetchAtOnce);
   waiting_ -= wanted;
   if (exhausted_) {
     capped_ += wanted;

@@ -127,9 +127,15 @@ Kernel kernel_of(const ProductShape& product) {
            : product.columns == 64 ? score_sm90<32, 64, true, kSift>
                                    : score_sm90<32, kWidest, false, kSift>;
   }
-  return product.columns == 64 ? score_sm90<64, 64, true, kSift>
-         : product.one         ? score_sm90<64, kWidest, true, kSift>
-                               : score_sm90<64, kWidest, false, kSift>;
+  if (product.columns == 64) {
+    return score_sm90<64, 64, true, kSift>;
+  }
+  if constexpr (!kSift) {  // else weights of two rows do not fit in registers
+    if (product.one) {
+      return score_sm90<64, kWidest, true, kSift>;
+    }
+  }
+  return score_sm90<64, kWidest, false, kSift>;
 }
 
 std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }
