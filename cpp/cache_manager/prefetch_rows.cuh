@@ -1,12 +1,12 @@
 #pragma once
-// RowPrefetcher: a few warps of each thread block of score fetch rows ahead that recall will probably want
+// RowPrefetcher: one warp of each thread block of score fetches rows ahead that recall will probably want
 // (residency.cuh: the protocol, and what it leaves out here).
 //
 // Rows that are found missing wait in a short list. As many as a warp has in flight at once go together: a share of the
 // call's budget, the rows by compare-and-swap on slot_of, their bytes from host memory into registers, slots meanwhile
 // (free ones, else the oldest of a window of 32; the scores that recall's rule would look at are only being computed),
 // bytes to the slots, maps. Whatever is busy or used up is left to recall: nobody waits for anybody.
-// Cost: five dependent accesses and a host read, some 5 us for each few rows; 396 warps keep the link busy with that.
+// Cost: five dependent accesses and a host read, some 5 us for each few rows; 132 warps keep the link busy with that.
 
 #include <algorithm>
 
@@ -37,22 +37,20 @@ struct PrefetchBudget {
 /// All functions are called by the whole warp.
 class RowPrefetcher {
  public:
-  /// Warp `warp` of `warps` that fetch in each thread block.
-  __device__ RowPrefetcher(const LayerView& layer, std::int32_t now, PrefetchBudget budget, int warps, int warp,
-                           PrefetchShared& shared)
+  __device__ RowPrefetcher(const LayerView& layer, std::int32_t now, PrefetchBudget budget, PrefetchShared& shared)
       : layer_(layer), shared_(shared), budget_(budget), now_(now) {
     constexpr std::uint32_t kScatter = 0x9E3779B1U;  // as in claim_place, but half a pool away from those places
     const auto slots = static_cast<std::uint32_t>(layer.slots);
-    const auto all = static_cast<std::uint32_t>(warps) * gridDim.x;
-    const std::uint32_t share = max(slots / all, std::uint32_t{kWarp});
-    const std::uint32_t own = blockIdx.x * static_cast<std::uint32_t>(warps) + static_cast<std::uint32_t>(warp);
-    place_ = (static_cast<std::uint32_t>(now) * kScatter + own * share + slots / 2U) % slots;
+    const std::uint32_t share = max(slots / gridDim.x, std::uint32_t{kWarp});
+    place_ = (static_cast<std::uint32_t>(now) * kScatter + blockIdx.x * share + slots / 2U) % slots;
+    const std::int32_t pieces = max(layer.row_bytes / RowGroup::kPieceBytes, 1);
+    at_once_ = min(max(RowGroup::kRound / pieces, 1), kPrefetchAtOnce);
   }
 
   /// Rows that wait to be fetched.
   __device__ std::int32_t waiting() const { return waiting_; }
   /// Whether there are as many as go together.
-  __device__ bool ready() const { return waiting_ >= kPrefetchAtOnce; }
+  __device__ bool ready() const { return waiting_ >= at_once_; }
 
   /// Puts a row of each lane (kNone: nothing) on the list if it is missing. Not where enough are waiting.
   __device__ void add(std::int32_t row) {
@@ -99,6 +97,7 @@ class RowPrefetcher {
   PrefetchBudget budget_;
   std::int32_t now_;
   std::uint32_t place_ = 0;   ///< slot of the next window
+  std::int32_t at_once_ = 1;  ///< rows that a warp has in flight
   std::int32_t waiting_ = 0;
   std::int32_t fetched_ = 0;
   std::int32_t evicted_ = 0;
@@ -107,7 +106,7 @@ class RowPrefetcher {
 };
 
 __device__ inline void RowPrefetcher::fetch() {
-  const std::int32_t wanted = min(waiting_, kPrefetchAtOnce);
+  const std::int32_t wanted = min(waiting_, at_once_);
   waiting_ -= wanted;
   if (exhausted_) {
     capped_ += wanted;

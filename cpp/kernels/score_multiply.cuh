@@ -89,7 +89,6 @@ template <int kHeads, int kColumns, bool kOne, bool kSift>
 __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
   constexpr int kRows = kColumns / kHeads;
   constexpr int kFours = kHeads / 16;  ///< float4 of weights of a row that a lane needs
-  constexpr bool kLater = kSift && kOne && kColumns <= 64;  ///< scores are looked at during the next product
   const int warp = __shfl_sync(kAllLanes, warp_index(), 0);
   const std::int32_t in_block = warp % kGroupWarps * 16 + lane_index() / 4 + lane_index() % 2 * 8;
   const std::uint32_t own_scale = scale_byte(in_block);
@@ -98,7 +97,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
   std::uint64_t query_operand = 0;
   float4 kept[kOne ? kRows * kFours : 1];  ///< the weights of a group's rows
   LaneRows<kRows> lane_rows{};
-  [[maybe_unused]] LaneSift<kRows, kOne, kLater> lane_sift(p, shared, warp);
+  [[maybe_unused]] LaneSift<kRows, kOne> lane_sift(p, shared, warp);
   const auto weights_of = [&](const GroupQueries& queries, std::int32_t row) {
     return reinterpret_cast<const float4*>(queries.weights + row * kHeads) + lane_index() % 4;
   };
@@ -121,10 +120,6 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
     shared.full[place.stage].wait(place.parity);
     const StageWork work = shared.work[place.stage];
     if (work.group != group) {
-      if constexpr (kLater) {
-        lane_sift.make_room();
-        lane_sift.look();
-      }
       // One group after the other, also those of which other warpgroups have all blocks: a buffer's barriers must not
       // be two phases ahead of anyone.
       while (group < work.group) {
@@ -148,15 +143,9 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
     const std::uint64_t key_operand = ptx::k_major(ptx::shared_address(keys));
     const float scale = *reinterpret_cast<const float*>(keys + own_scale);
     for (std::int32_t row = 0; kOne ? row == 0 : row < rows; row += kRows) {
-      if constexpr (kLater) {
-        lane_sift.make_room();
-      }
       float dots[kColumns / 2];
       begin_multiply(dots, key_operand, query_operand + static_cast<std::uint64_t>(row * kHeads * kQueryDim / 16));
       const GroupQueries queries = shared.queries_of(group);
-      if constexpr (kLater) {
-        lane_sift.look();  // at the scores of the block before, while this one is multiplied
-      }
       if (!kOne) {
         lane_rows.set(p, queries, row, in_block);
         if constexpr (kSift) {
@@ -189,14 +178,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
           lane_rows.out[i / 2][work.token] = score;
         }
         if constexpr (kSift) {
-          lane_sift.hold(i / 2, there ? score : float_of(kFloatNan));
-        }
-      }
-      if constexpr (kSift) {
-        lane_sift.hold_at(work.token + in_block);
-        if (!kLater) {
-          lane_sift.make_room();
-          lane_sift.look();
+          lane_sift.look(row, i / 2, there, score, work.token + in_block);
         }
       }
     }

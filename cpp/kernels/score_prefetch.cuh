@@ -1,10 +1,9 @@
 #pragma once
-// The prefetching warps of score, which are those that load queries when nothing is left to load: they take the tokens
-// that the multiplying warps of their thread block think will be selected, find those whose rows are not resident, and
-// fetch them (prefetch_rows.cuh). Rows that the pass appends are left out, since their host rows may not be written
-// yet.
+// The prefetching warp of score: takes the tokens that the multiplying warps of its thread block think will be
+// selected, finds those whose rows are not resident, and fetches them (prefetch_rows.cuh). Rows that the pass appends
+// are left out, since their host rows may not be written yet.
 //
-// They start nothing that would not be done when the share is: what the last fetch took is compared with what is left
+// It starts nothing that would not be done when the share is: what the last fetch took is compared with what is left
 // to score. So the launch does not end later than without prefetch, however slow the link.
 
 #include "cache_manager/prefetch_rows.cuh"
@@ -66,62 +65,53 @@ __device__ inline std::int32_t prefetch_cap(const ScoreParams& p, const KernelEr
   return static_cast<std::int32_t>(fminf(tokens * p.sift.prefetch_cap, 1e9F));
 }
 
-/// A prefetching warp's view of the rings; lane w knows of the ring of multiplying warp w.
+/// Reads the rings, all of them in turns. By a warp; lane w knows of the ring of multiplying warp w.
 class RingReader {
  public:
-  __device__ explicit RingReader(WantedRing* rings) : rings_(rings) {}
+  __device__ explicit RingReader(const WantedRing* rings) : rings_(rings) {}
 
   /// Takes up to 32 tokens, one for each lane; `there` says whether a lane has one. Tokens that have been overwritten
   /// are gone; one that is overwritten now may come twice.
   __device__ WantedToken take(bool& there) {
-    std::int32_t first = 0;
-    std::int32_t count = 0;
-    std::int32_t taken = 0;
+    std::int32_t fresh = 0;
     if (lane_index() < kMultiplierWarps) {
-      const WantedRing& own = rings_[lane_index()];
-      taken = ptx::load_shared_volatile(ptx::shared_address(&own.taken));
-      const std::int32_t put = ptx::load_shared_volatile(ptx::shared_address(&own.put));
-      first = max(taken, put - kRingPlaces);
-      count = max(put - first, 0);
+      const std::int32_t put = ptx::load_shared_volatile(ptx::shared_address(&rings_[lane_index()].put));
+      const std::int32_t gone = max(put - taken_ - kRingPlaces, 0);
+      lost_ += gone;
+      taken_ += gone;
+      fresh = put - taken_;
     }
-    count = min(count, max(kWarp - (inclusive_warp_sum(count) - count), 0));
-    if (count > 0) {
-      if (atomicCAS(&rings_[lane_index()].taken, taken, first + count) == taken) {
-        lost_ += first - taken;
-      } else {
-        count = 0;
-      }
-    }
-    const std::int32_t up_to = inclusive_warp_sum(count);
+    const std::int32_t up_to = inclusive_warp_sum(fresh);
     there = lane_index() < __shfl_sync(kAllLanes, up_to, kWarp - 1);
     int ring = 0;  // that has the lane's: as many as end at or before it come first
 #pragma unroll
-    for (int i = 0; i < kMultiplierWarps; ++i) {
+    for (int i = 0; i < kMultiplierWarps - 1; ++i) {
       ring += __shfl_sync(kAllLanes, up_to, i) <= lane_index() ? 1 : 0;
     }
-    ring = min(ring, kMultiplierWarps - 1);
-    const std::int32_t place = __shfl_sync(kAllLanes, first - (up_to - count), ring) + lane_index();
+    const std::int32_t place = __shfl_sync(kAllLanes, taken_ - (up_to - fresh), ring) + lane_index();
     WantedToken token{kNone, kNone};
     if (there) {
       const WantedToken& at = rings_[ring].tokens[place % kRingPlaces];
       token = {ptx::load_shared_volatile(ptx::shared_address(&at.row)),
                ptx::load_shared_volatile(ptx::shared_address(&at.position))};
     }
+    taken_ += min(fresh, max(kWarp - (up_to - fresh), 0));
     return token;
   }
 
-  /// Tokens that nobody was fast enough for.
+  /// Tokens that this was too slow for.
   __device__ std::int32_t lost() const {
     return static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(lost_)));
   }
 
  private:
-  WantedRing* rings_;
+  const WantedRing* rings_;
+  std::int32_t taken_ = 0;
   std::int32_t lost_ = 0;
 };
 
-/// The work of prefetching warp `warp`, for a share of so many key blocks.
-__device__ inline void prefetch_tokens(const ScoreParams& p, SiftMemory& memory, int warp, std::int32_t share,
+/// The warp's work, for a share of so many key blocks.
+__device__ inline void prefetch_tokens(const ScoreParams& p, SiftMemory& memory, std::int32_t share,
                                        const KernelErrorView& errors) {
   constexpr std::int64_t kFirstGuess = 8000;  // cycles of a fetch
   if (!(p.sift.prefetch_cap > 0.0F)) {
@@ -129,8 +119,7 @@ __device__ inline void prefetch_tokens(const ScoreParams& p, SiftMemory& memory,
   }
   RingReader rings(memory.rings);
   const std::int32_t now = *p.step.tick + p.block.tick_offset;
-  RowPrefetcher rows(p.layer, now, {p.sift.prefetched, prefetch_cap(p, errors)}, kLoaderWarps, warp,
-                     memory.prefetch[warp]);
+  RowPrefetcher rows(p.layer, now, {p.sift.prefetched, prefetch_cap(p, errors)}, memory.prefetch);
   std::int64_t cycles = kFirstGuess;
   while (!too_late(memory, share, cycles)) {
     bool there = false;

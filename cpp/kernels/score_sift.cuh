@@ -1,14 +1,14 @@
 #pragma once
 // What the multiplying warps of score do for sifting, on the way: a score is still in a register when it is compared
-// with its row's bound, in small groups while the next product is on its way. Those that pass wait in shared memory, each warp's apart,
-// until there are many: then they get places in their rows' lists, with one atomic operation for each row. When the
-// share has been scored, one warp lists what is left of all. Those worth fetching also go to a ring of the warp's, from which other warps take them (score_prefetch.cuh); what that is too
+// with its row's bound. Those that pass wait in shared memory, each warp's apart, until there are many, or the share
+// has been scored: then they get places in their rows' lists, with one atomic operation for each row. Those worth
+// fetching also go to a ring of the warp's, from which another warp takes them (score_prefetch.cuh); what that is too
 // slow for is overwritten. Nobody is waited for, also not by fences, which wait for the scores that a warp has stored.
 //
 // Bounds come with the queries of a group. That all scores of a row were compared is told by their number, counted
 // where they are compared.
 // Cost, where nothing passes: a comparison and a vote for each score; of 100K tokens 3 to 4 % pass. At the end of a
-// share a barrier, an atomic operation and the stores behind it.
+// share an atomic operation and the stores behind it.
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/prediction.hpp"
@@ -26,11 +26,10 @@ struct alignas(8) WantedToken {
   std::int32_t position;
 };
 
-/// From a multiplying warp to the prefetching ones.
+/// From a multiplying warp to the prefetching one.
 struct WantedRing {
   WantedToken tokens[kRingPlaces];
-  std::int32_t put;    ///< so far
-  std::int32_t taken;  ///< likewise; by a prefetching warp
+  std::int32_t put;  ///< so far
 };
 
 /// In shared memory, behind it the pending candidates of each multiplying warp.
@@ -38,15 +37,13 @@ struct alignas(16) SiftMemory {
   SiftBounds bounds[kBuffers][kMostRows];  ///< of a group's rows, beside its queries
   std::int32_t finished[kMultipliers];     ///< key blocks, by each warpgroup
   std::int32_t fetched;                    ///< whether all key blocks of the share are on their way
-  std::int32_t counts[kMultiplierWarps];   ///< at the end: pending candidates
-  std::int32_t compared[kMultiplierWarps][kMostRows];  ///< and scores of the last group's rows that were compared
   WantedRing rings[kMultiplierWarps];
-  PrefetchShared prefetch[kLoaderWarps];
+  PrefetchShared prefetch;
 
   /// Before anybody looks; by one warp.
   __device__ void clear() {
     if (lane_index() < kMultiplierWarps) {
-      rings[lane_index()].put = rings[lane_index()].taken = 0;
+      rings[lane_index()].put = 0;
     }
     if (lane_index() < kMultipliers) {
       finished[lane_index()] = 0;
@@ -98,35 +95,8 @@ __device__ inline void load_bounds(const ScoreParams& p, const GroupRows& rows, 
   __syncwarp();
 }
 
-/// Lists candidates of any rows, kTogether of a lane: `row_at(i)` gives the row of the lane's i-th, kNone where there is
-/// none, and `token_at(i)` the token.
-template <int kTogether, typename RowAt, typename TokenAt>
-__device__ void list_candidates(const ScoreParams& p, const RowAt& row_at, const TokenAt& token_at) {
-  std::int32_t rows[kTogether];
-  std::int32_t places[kTogether];
-  unsigned peers[kTogether];  // lanes with candidates of the same row
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    rows[i] = row_at(i);
-    peers[i] = __match_any_sync(kAllLanes, rows[i]);
-    places[i] = 0;
-    if (rows[i] != kNone && rank_in(peers[i]) == 0) {
-      places[i] = atomicAdd(&p.sift.rows[rows[i]].found, __popc(peers[i]));
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    const std::int32_t first = __shfl_sync(kAllLanes, places[i], __ffs(static_cast<int>(peers[i])) - 1);
-    const std::int32_t place = first + rank_in(peers[i]);
-    if (rows[i] != kNone && place < p.sift.capacity) {
-      p.sift.tokens[static_cast<std::int64_t>(rows[i]) * p.sift.capacity + place] = token_at(i);
-    }
-  }
-}
-
-/// A multiplying warp's part in it. Lanes know of rows as in LaneRows, and of one row of the group each. Bounds are in
-/// registers where those are not needed for more.
-template <int kRows, bool kOne, bool kHasBounds>
+/// A multiplying warp's part in it. Lanes know of rows as in LaneRows, and of one row of the group each.
+template <int kRows, bool kOne>
 class LaneSift {
   static constexpr int kPairs = (kRows + 1) / 2;
   static constexpr int kPlaces = pending_places(kOne);
@@ -135,93 +105,73 @@ class LaneSift {
   __device__ LaneSift(const ScoreParams& p, const ScoreStages& shared, int warp)
       : p_(p),
         memory_(sift_memory(shared)),
-        pending_(reinterpret_cast<PendingTokens<kPlaces>*>(&memory_ + 1)),
-        warp_(warp) {
-#pragma unroll
-    for (float& score : held_) {
-      score = float_of(kFloatNan);
-    }
-  }
+        pending_(reinterpret_cast<PendingTokens<kPlaces>*>(&memory_ + 1)[warp]),
+        warp_(warp) {}
 
-  /// Goes to a group. What is held has been looked at.
+  /// Goes to a group.
   __device__ void enter(const GroupQueries& queries, std::int32_t group) {
-    if (compared_ != 0) {
-      atomicAdd(&p_.sift.rows[first_row_ + lane_index()].compared, compared_);
-      compared_ = 0;
-    }
-    buffer_ = group % kBuffers;
+    leave();
+    bounds_ = memory_.bounds[group % kBuffers];
     first_row_ = queries.rows[0];
-    const bool sifted = lane_index() < queries.rows[1] &&
-                        memory_.bounds[buffer_][lane_index()].candidates == memory_.bounds[buffer_][lane_index()].candidates;
-    length_ = sifted ? queries.lengths[lane_index()] : 0;
-    if (kHasBounds) {
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        from_[i] = bounds_of(i).candidates;
-      }
+    length_ = 0;
+    if (lane_index() < queries.rows[1] && bounds_[lane_index()].candidates == bounds_[lane_index()].candidates) {
+      length_ = queries.lengths[lane_index()];
+    }
+    if (kOne) {
+      set(0);
     }
   }
   /// Goes to the rows of a product that begins at `row`.
-  __device__ void set(std::int32_t row) { row_ = row; }
+  __device__ void set(std::int32_t row) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      from_[i] = bounds_[min(own(row, i), kMostRows - 1)].candidates;
+    }
+  }
 
-  /// Takes the lane's score of row i + own of the product, NaN if it is not there, to be looked at later.
-  __device__ void hold(int i, float score) { held_[i] = score; }
-  /// The position of those, and that no others of the key block follow.
-  __device__ void hold_at(std::int32_t position) { position_ = position; }
-  /// When all rows of a key block are held or have been looked at.
+  /// Looks at the lane's score of row i + own of a product that begins at `row`, if it is there.
+  __device__ void look(std::int32_t row, int i, bool there, float score, std::int32_t position) {
+    const bool passes = there && score >= from_[i];
+    const unsigned lanes = __ballot_sync(kAllLanes, passes);
+    if (lanes != 0U) {
+      take(lanes, passes, score, position, own(row, i));
+    }
+  }
+  /// When all rows of a key block have been looked at.
   __device__ void end_block(std::int32_t token) {
     const std::int32_t first = token + warp_ % kGroupWarps * kWarpTokens;
     compared_ += min(max(length_ - first, 0), kWarpTokens);
-    if (warp_ % kGroupWarps == 0 && lane_index() == 0) {
-      atomicAdd(&memory_.finished[warp_ / kGroupWarps], 1);
+    ++finished_;
+    if (p_.sift.prefetch_cap > 0.0F && warp_ % kGroupWarps == 0 && lane_index() == 0) {
+      show(memory_.finished[warp_ / kGroupWarps], finished_);
     }
   }
-
-  /// Sees to it that what is held can be pending.
-  __device__ void make_room() {
-    if (count_ > kPlaces - kWarp) {
-      list_pending();
-    }
+  /// When the share is done.
+  __device__ void finish() {
+    leave();
+    list_pending<kPlaces / kWarp>();
   }
-  /// Looks at what is held; there has to be room. Bounds are still those of its rows.
-  __device__ void look() {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const unsigned lanes = __ballot_sync(kAllLanes, held_[i] >= (kHasBounds ? from_[i] : bounds_of(i).candidates));
-      if (lanes != 0U) {
-        take(lanes, i);
-      }
-      held_[i] = float_of(kFloatNan);
-    }
-  }
-  /// When the share is done. By all multiplying warps.
-  __device__ void finish();
 
  private:
   /// Within the group.
-  __device__ std::int32_t own(int i) const { return row_ + 2 * i + lane_index() % 4 / 2; }
-  /// Rows that are not there have some, too.
-  __device__ const SiftBounds& bounds_of(int i) const { return memory_.bounds[buffer_][min(own(i), kMostRows - 1)]; }
+  __device__ static std::int32_t own(std::int32_t row, int i) { return row + 2 * i + lane_index() % 4 / 2; }
 
-  __device__ void take(unsigned lanes, int i) {
-    const bool passes = (lanes >> lane_index() & 1U) != 0U;
-    const std::int32_t row = own(i);
-    PendingTokens<kPlaces>& pending = pending_[warp_];
-    if (kPairs > 1) {
-      make_room();
+  __device__ void take(unsigned lanes, bool passes, float score, std::int32_t position, std::int32_t row) {
+    if (count_ > kPlaces - kWarp) [[unlikely]] {
+      list_pending<1>();  // short code: it lies in the loop over key blocks
     }
     if (passes) {
       const std::int32_t place = count_ + rank_in(lanes);
-      pending.tokens[place] = {ordered_key(held_[i]), position_};
-      pending.rows[place] = first_row_ + row;
+      pending_.tokens[place] = {ordered_key(score), position};
+      pending_.rows[place] = first_row_ + row;
     }
     count_ += __popc(lanes);
     if (p_.sift.prefetch_cap > 0.0F) {
-      const bool wanted = passes && held_[i] >= bounds_of(i).prefetch;
+      const bool wanted = passes && score >= bounds_[row].prefetch;
       const unsigned wanting = __ballot_sync(kAllLanes, wanted);
       WantedRing& ring = memory_.rings[warp_];
       if (wanted) {
-        ring.tokens[(put_ + rank_in(wanting)) % kRingPlaces] = {first_row_ + row, position_};
+        ring.tokens[(put_ + rank_in(wanting)) % kRingPlaces] = {first_row_ + row, position};
       }
       put_ += __popc(wanting);
       __syncwarp();
@@ -230,81 +180,62 @@ class LaneSift {
       }
     }
   }
-  __device__ void list_pending() {
-    __syncwarp();
-    const PendingTokens<kPlaces>& pending = pending_[warp_];
-#pragma unroll 1
-    for (std::int32_t at = lane_index(); at - lane_index() < count_; at += kWarp) {  // few registers are free
-      list_candidates<1>(
-          p_, [&](int) { return at < count_ ? pending.rows[at] : kNone; }, [&](int) { return pending.tokens[at]; });
+  /// Lists what is pending, so many of a lane at once.
+  template <int kTogether>
+  __device__ void list_pending();
+  __device__ void leave() {
+    if (compared_ != 0) {
+      atomicAdd(&p_.sift.rows[first_row_ + lane_index()].compared, compared_);
+      compared_ = 0;
     }
-    __syncwarp();
-    count_ = 0;
   }
 
   const ScoreParams& p_;
   SiftMemory& memory_;
-  PendingTokens<kPlaces>* pending_;  ///< of all multiplying warps
+  PendingTokens<kPlaces>& pending_;
   int warp_;
-  std::int32_t buffer_ = 0;             ///< that has the group's bounds
+  const SiftBounds* bounds_ = nullptr;  ///< of the group
   std::int32_t first_row_ = 0;          ///< of the group, in the row block
-  std::int32_t row_ = 0;                ///< first of the product, in the group
   std::int32_t count_ = 0;              ///< pending
   std::int32_t put_ = 0;                ///< in the ring
+  std::int32_t finished_ = 0;           ///< key blocks
   std::int32_t length_ = 0;             ///< of the lane's row, 0 if it is not sifted
   std::int32_t compared_ = 0;           ///< scores of that row
-  std::int32_t position_ = 0;           ///< of what is held
-  float held_[kPairs];
   float from_[kPairs] = {};
 };
 
-template <int kRows, bool kOne, bool kHasBounds>
-__device__ void LaneSift<kRows, kOne, kHasBounds>::finish() {
-  constexpr int kTogether = 4;
-  make_room();
-  look();
-  if (lane_index() < kMostRows) {
-    memory_.compared[warp_][lane_index()] = compared_;
-  }
-  if (lane_index() == 0) {
-    memory_.counts[warp_] = count_;
-  }
-  meet(kStart, kMultiplierWarps * kWarp);
-  if (warp_ != 0) {
-    return;
-  }
-  std::int32_t compared = 0;
-#pragma unroll
-  for (int warp = 0; warp < kMultiplierWarps; ++warp) {
-    compared += lane_index() < kMostRows ? memory_.compared[warp][lane_index()] : 0;
-  }
-  const std::int32_t up_to = inclusive_warp_sum(lane_index() < kMultiplierWarps ? memory_.counts[lane_index()] : 0);
-  const std::int32_t all = __shfl_sync(kAllLanes, up_to, kWarp - 1);
+template <int kRows, bool kOne>
+template <int kTogether>
+__device__ void LaneSift<kRows, kOne>::list_pending() {
+  static_assert(kPlaces % (kTogether * kWarp) == 0);
+  __syncwarp();
 #pragma unroll 1
-  for (std::int32_t from = 0; from < all; from += kTogether * kWarp) {
-    std::int32_t warps[kTogether];  // that have the lane's: as many as end at or before it come first
+  for (std::int32_t from = 0; from < count_; from += kTogether * kWarp) {
+    std::int32_t rows[kTogether];
     std::int32_t places[kTogether];
+    unsigned peers[kTogether];  // lanes with candidates of the same row
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const std::int32_t at = from + i * kWarp + lane_index();
-      warps[i] = at < all ? 0 : kNone;
-      places[i] = at;
-#pragma unroll
-      for (int warp = 0; warp < kMultiplierWarps - 1; ++warp) {
-        const std::int32_t end = __shfl_sync(kAllLanes, up_to, warp);
-        if (at < all && end <= at) {
-          warps[i] = warp + 1;
-          places[i] = at - end;
-        }
+      rows[i] = at < count_ ? pending_.rows[at] : kNone;
+      peers[i] = __match_any_sync(kAllLanes, rows[i]);
+      places[i] = 0;
+      if (rows[i] != kNone && rank_in(peers[i]) == 0) {
+        places[i] = atomicAdd(&p_.sift.rows[rows[i]].found, __popc(peers[i]));
       }
     }
-    list_candidates<kTogether>(
-        p_, [&](int i) { return warps[i] == kNone ? kNone : pending_[warps[i]].rows[places[i]]; },
-        [&](int i) { return pending_[warps[i]].tokens[places[i]]; });
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int32_t first = __shfl_sync(kAllLanes, places[i], __ffs(static_cast<int>(peers[i])) - 1);
+      const std::int32_t place = first + rank_in(peers[i]);
+      if (rows[i] != kNone && place < p_.sift.capacity) {
+        p_.sift.tokens[static_cast<std::int64_t>(rows[i]) * p_.sift.capacity + place] =
+            pending_.tokens[from + i * kWarp + lane_index()];
+      }
+    }
   }
-  if (compared != 0) {
-    atomicAdd(&p_.sift.rows[first_row_ + lane_index()].compared, compared);
-  }
+  __syncwarp();
+  count_ = 0;
 }
 
 }  // namespace echo

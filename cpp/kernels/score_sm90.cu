@@ -8,7 +8,7 @@
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
 // to, a loader first writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
-// (score_sift.cuh), and loaders fetch rows ahead (score_prefetch.cuh).
+// (score_sift.cuh), and a loader fetches rows ahead (score_prefetch.cuh).
 // Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
 // 64 heads, a row per session: 4.0 us for 1 x 16K tokens, 6.6 for 1 x 100K, 49 for 13 x 100K, 226 for 64 x 100K;
 // with two rows per session 53 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37. In one
@@ -87,12 +87,10 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
         load_bounds(p, maker.run().rows, sift_memory(shared).bounds[0], errors);
         announce(kStart, (kMultiplierWarps + 1) * kWarp);
       }
-      const std::int32_t share = maker.left();
-      if (!kSift || warp < kFetcher + kLoaderWarps) {
+      if (kSift && warp == kFetcher + kLoaderWarps) {
+        prefetch_tokens(p, sift_memory(shared), maker.left(), errors);
+      } else {
         load_next_queries<kHeads, kSift>(p, maker, shared, errors);
-      }
-      if (kSift) {
-        prefetch_tokens(p, sift_memory(shared), warp - kFetcher - 1, share, errors);
       }
     } else {
       load_first_queries<kHeads, kSift>(p, maker.run().rows, shared, errors);
@@ -127,15 +125,9 @@ Kernel kernel_of(const ProductShape& product) {
            : product.columns == 64 ? score_sm90<32, 64, true, kSift>
                                    : score_sm90<32, kWidest, false, kSift>;
   }
-  if (product.columns == 64) {
-    return score_sm90<64, 64, true, kSift>;
-  }
-  if constexpr (!kSift) {  // else weights of two rows do not fit in registers
-    if (product.one) {
-      return score_sm90<64, kWidest, true, kSift>;
-    }
-  }
-  return score_sm90<64, kWidest, false, kSift>;
+  return product.columns == 64 ? score_sm90<64, 64, true, kSift>
+         : product.one         ? score_sm90<64, kWidest, true, kSift>
+                               : score_sm90<64, kWidest, false, kSift>;
 }
 
 std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }

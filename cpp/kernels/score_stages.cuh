@@ -14,7 +14,7 @@ namespace echo {
 inline constexpr int kGroupWarps = 4;   ///< of a warpgroup
 inline constexpr int kMultipliers = 3;  ///< warpgroups, which take the key blocks of a share in turns
 inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
-inline constexpr int kLoaderWarps = 3;             ///< that load queries, with sifting all but the last; then they prefetch
+inline constexpr int kLoaderWarps = 3;             ///< that load queries; with sifting the last one prefetches
 inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that fetches keys; loaders follow
 inline constexpr int kScoreThreads = (kMultiplierWarps + 1 + kLoaderWarps) * kWarp;
 inline constexpr int kBarriersMade = 1;          ///< hardware barrier: all but the multiplying warps may begin

@@ -109,6 +109,9 @@ struct Sifting {
       }
       std::ranges::sort(all, std::greater{}, &ScoredToken::key);
       const std::uint32_t bound = all[count - 1].key;
+      if (bound == 0) {  // of NaN: no score is a bound
+        continue;
+      }
       std::erase_if(all, [&](const ScoredToken& token) { return token.key < bound; });
       std::ranges::shuffle(all, engine);
       found[row].candidates = bound;
