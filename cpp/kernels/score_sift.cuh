@@ -62,7 +62,8 @@ struct PendingTokens {
 /// With more rows in a group queries need more of shared memory.
 ECHO_HOST_DEVICE constexpr int pending_places(bool one) { return one ? 96 : 64; }
 ECHO_HOST_DEVICE constexpr std::int32_t sift_bytes(bool one) {
-  const std::size_t pending = one ? sizeof(PendingTokens<pending_places(true)>) : sizeof(PendingTokens<pending_places(false)>);
+  const std::size_t pending =
+      one ? sizeof(PendingTokens<pending_places(true)>) : sizeof(PendingTokens<pending_places(false)>);
   return static_cast<std::int32_t>((sizeof(SiftMemory) + kMultiplierWarps * pending + 15) / 16 * 16);
 }
 

@@ -1,5 +1,6 @@
-// sift: what a GPU does while it scores, done afterwards. Rows in parallel: list candidates. Then, on one thread, rows and positions in order, those above the upper bound that have no slot get one,
-// under the cap; their bytes are copied in parallel. Cost: O(length) per row.
+// sift: what a GPU does while it scores, done afterwards. Rows in parallel: list candidates. Then, on one thread, rows
+// and positions in order, those above the upper bound that have no slot get one, under the cap; their bytes are copied
+// in parallel. Cost: O(length) per row.
 #include "reference/sift.hpp"
 
 #include <algorithm>
@@ -87,13 +88,13 @@ void prefetch(ThreadPool& pool, const ScoreParams& params) {
   const SiftView& view = params.sift;
   std::vector<std::int32_t> rows = wanted_rows(params);
   std::int64_t scored = 0;
-  // The lower bounds stand for k-th scores: what is above them may be selected, and stays.
+  // The bounds of prefetch stand for k-th scores: what is at or above them will probably be selected, and stays.
   std::vector<float> least(static_cast<std::size_t>(params.step.rows), float_of(kFloatNan));
   for (std::int32_t i = 0; i < params.block.count; ++i) {
     const RowSift& sift = view.rows[i];
     scored += position_of(params.step, params.block.first + i) + 1;
     if (sift.candidates != 0) {
-      least[static_cast<std::size_t>(params.block.first + i)] = value_of_key(sift.candidates);
+      least[static_cast<std::size_t>(params.block.first + i)] = value_of_key(sift.prefetch);
     }
   }
   const auto cap = static_cast<std::size_t>(static_cast<double>(view.prefetch_cap) * static_cast<double>(scored));

@@ -24,7 +24,8 @@ bool same_rows(const std::vector<KvRun>& a, const std::vector<KvRun>& b) {
 void check_keys(const char* name, const KvRuns& kv, const ModelShape& shape) {
   const auto layers = static_cast<std::size_t>(shape.layers);
   if (kv.index_keys.size() != layers || kv.thresholds.size() != layers || kv.deviations.size() != layers) {
-    throw InvalidArgument(std::string(name) + ": index_keys, thresholds and deviations must have an entry for each of " +
+    throw InvalidArgument(std::string(name) +
+                          ": index_keys, thresholds and deviations must have an entry for each of " +
                           std::to_string(layers) + " layers");
   }
   const std::int64_t blocks = blocks_of(kv.length);

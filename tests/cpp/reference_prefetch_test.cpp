@@ -106,7 +106,7 @@ TEST_F(Prefetch, RowsThatThePassAppendsAreNotReadFromTheHost) {
 
 TEST_F(Prefetch, TakesNoSlotThatIsInUseOrMayBeSelected) {
   make(12);
-  // The pool is full: rows above the lower bound, rows of this tick, and four others.
+  // The pool is full: rows above the bound of prefetch, rows of this tick, and four others.
   for (const std::int32_t position : {1000, 900, 800}) {
     occupy(position, 50);
   }

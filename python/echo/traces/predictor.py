@@ -1,8 +1,8 @@
 """What could be listed and fetched while a step is scored, under several ways to foretell its k-th score.
 
 "alpha A" is what the product does: a moving average of the k-th scores of the steps before, with a margin below it for
-candidates (sifting.py). "rescore" scores the last selection first: its lowest score is a bound that no selected token is
-below. "sample" scores one block of keys in eight first, and takes two bounds from that (sample.py).
+candidates (sifting.py). "rescore" scores the last selection first: its lowest score is a bound that no selected token
+is below. "sample" scores one block of keys in eight first, and takes two bounds from that (sample.py).
 """
 
 from __future__ import annotations

@@ -14,9 +14,7 @@ def capacity_of(top_k: int) -> int:
     return -(-max(1024, 3 * top_k) // 64) * 64
 
 
-def predicted_bounds(
-    kth_score: NDArray[np.float32], alpha: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def predicted_bounds(kth_score: NDArray[np.float32], alpha: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Bounds of candidates and of prefetch, float32 [steps] each; NaN where there are none.
 
     What scores at or above a bound is listed, or fetched.
