@@ -4,7 +4,9 @@
 // are left out, since their host rows may not be written yet.
 //
 // It starts nothing that would not be done when the share is: what the last fetch took is compared with what is left
-// to score. So the launch does not end later than without prefetch, however slow the link.
+// to score. So the launch does not end much later than without prefetch, however slow the link: 0.3 to 1.5 us where
+// nothing is missing, 4 where 890 rows come while 13 x 100K tokens are scored (H200). More warps would fetch more, but
+// reads of the host beyond what the link carries hold up those of keys.
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/score_sift.cuh"
