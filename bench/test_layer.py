@@ -6,6 +6,9 @@ just the share of rows that is to be missed, at random, on cold caches. `system`
 
 - resident: nothing is missed;
 - echo: 2 % of the selected rows are missed, and recalled: nothing is prefetched;
+- changing: what is missed is what scores have changed in pools, of 4 top-k slots per session, that steps before left;
+- forecast: the same with forecasts of up to FORECAST_CAP rows per session and layer;
+- forecast_resident: these forecasts, but nothing is missed: what they cost;
 - without_offload: all rows lie on the GPU at fixed places, nothing is looked up.
 
 Medians, microseconds per layer. `verbs` are differences between graphs that end after one verb or the next. Counts are
@@ -17,22 +20,27 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from gates import Gates
 from native.binding import device_clock
-from native.step_binding import TOP_K, Case, Part, Result, StepBench
+from native.step_binding import NATURAL, TOP_K, Case, Part, Result, StepBench
 
 ROUNDS = 12
 WARM_UP = 4
 PART_ROUNDS = 3
 MISS_RATE = 0.02
+FORECAST_CAP = TOP_K // 10
+SETTLING = 20
+"""Replays after which pools hold what the steps before left."""
 PARTS = {
     Part.NOTHING: "begin_commit", Part.SCORE: "score", Part.SELECT: "select", Part.RECALL: "recall",
 }  # fmt: skip
 
 SYSTEMS = ("resident", "echo")
+CHANGING = ("changing", "forecast", "forecast_resident")
 CASES = [
     *((Case(13, 102_400), system) for system in SYSTEMS),
     *((Case(13, 32_768), system) for system in SYSTEMS),
@@ -41,6 +49,11 @@ CASES = [
     *((Case(8, 32_768), system) for system in SYSTEMS),
     *((Case(1, 102_400), system) for system in SYSTEMS),
     *((Case(1, 32_768), system) for system in SYSTEMS),
+    *(
+        (Case(batch, length, pool_slots=4 * TOP_K * batch), system)
+        for batch, length in ((13, 102_400), (13, 32_768), (32, 41_600), (1, 102_400))
+        for system in CHANGING
+    ),
     *((Case(1, 4096, pool_slots=8192, without_offload=True), system) for system in ("without_offload", "resident")),
 ]
 # The best stack of peers, each measured on its own on an H200: DeepGEMM's logits, SGLang's top-k (not always exact),
@@ -60,7 +73,9 @@ def of_step(bench: StepBench, case: Case, system: str, part: Part) -> Result:
     """One replay of a part of the step."""
     if system == "without_offload":
         return bench.replay(Part.WITHOUT_OFFLOAD if part == Part.ATTEND else part)
-    return bench.replay(part, 0 if system == "resident" else case.misses(MISS_RATE))
+    if system in ("changing", "forecast"):
+        return bench.replay(part, NATURAL)
+    return bench.replay(part, case.misses(MISS_RATE) if system == "echo" else 0)
 
 
 def verbs_of(bench: StepBench, case: Case, system: str, step: Result, us: float) -> dict[str, Any]:
@@ -92,10 +107,12 @@ def test_layer(
     gates: Callable[[str], Gates],
 ) -> None:
     """Times of a layer, of its verbs and of all layers, and what was recalled."""
-    step_bench.create(case)
+    step_bench.create(replace(case, forecast_cap=FORECAST_CAP) if system.startswith("forecast") else case)
     results: list[Result] = []
     benchmark.pedantic(
-        lambda: results.append(of_step(step_bench, case, system, Part.ATTEND)), rounds=ROUNDS, warmup_rounds=WARM_UP
+        lambda: results.append(of_step(step_bench, case, system, Part.ATTEND)),
+        rounds=ROUNDS,
+        warmup_rounds=SETTLING if system in CHANGING else WARM_UP,
     )
     step_bench.verify()
     results = results[-ROUNDS:]
@@ -109,6 +126,9 @@ def test_layer(
         "misses": sum(result.misses for result in results) / calls,
         "natural_miss_rate": sum(result.natural_misses for result in results) / calls / case.batch / TOP_K,
     }
+    if system.startswith("forecast"):
+        figures["forecast"] = sum(result.forecast for result in results) / calls
+        figures["forecast_used"] = sum(result.forecast_used for result in results) / calls
     if system.startswith("echo") and (case.batch, case.length) in PEERS:
         figures["peers"] = PEERS[case.batch, case.length]
     if (without := times.get((case, "without_offload"))) is not None and system != "without_offload":

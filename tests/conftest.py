@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import hypothesis
 import pytest
 import torch
+from support.gpu import watched
 from support.rig import Rig
 from support.synthetic import FusedModel, SyntheticModel
 
@@ -50,6 +51,13 @@ def no_settings_from_outside(request: pytest.FixtureRequest, monkeypatch: pytest
         if setting.name in kept:
             continue
         monkeypatch.delenv(f"ECHO_{setting.name.upper()}", raising=False)
+
+
+@pytest.fixture
+def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test of a GPU hangs for ever."""
+    with watched(request.config):
+        yield
 
 
 @pytest.fixture

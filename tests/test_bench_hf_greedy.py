@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+import torch
+from support.programs import importable
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
-FOLDER = str(Path(__file__).parents[1] / "bench")
-sys.path.insert(0, FOLDER)
-
-import generation  # noqa: E402
-import hf_greedy  # noqa: E402
-import record  # noqa: E402
-
-sys.path.remove(FOLDER)  # its modules have names that others may want
+with importable("bench"):
+    import generation
+    import hf_greedy
+    import record
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.programs import importable
 
-pytest.importorskip("torch")
+import echo
+
 pytest.importorskip("transformers", minversion="5.17")
-FOLDER = str(Path(__file__).parents[1] / "bench")
-sys.path.insert(0, FOLDER)
-
-import generation  # noqa: E402
-import needle  # noqa: E402
-import record  # noqa: E402
-
-import echo  # noqa: E402
-
-sys.path.remove(FOLDER)  # its modules have names that others may want
+with importable("bench"):
+    import generation
+    import needle
+    import record
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -11,18 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import run
 
 import echo
 from echo import cli, settings
 from echo.demo import decode, text
 from echo.demo.figures import working_set
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = cli.main(arguments)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
 
 PLAN = ("plan", "--gpu-memory", "20G", "--host-memory", "110G", "--host-tokens", "1000000", "--max-batch", "13")
 
@@ -58,6 +52,20 @@ def test_flags_are_written_out_and_unknown_ones_show_the_commands_usage(capsys, 
             cli.main([*arguments, flag])
         err = capsys.readouterr().err
         assert err.startswith(f"usage: {name or f'echo-kv {arguments[0]}'} [-h]") and flag in err
+
+
+def test_without_a_command_all_are_listed(capsys):
+    status, out, err = run(capsys)
+    assert status == 2 and not out and all(command[0] in err for command in COMMANDS)
+
+
+def test_whoever_has_seen_enough_of_the_output_gets_no_complaint():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "echo.cli", *PLAN], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 1
+    process.stderr.close()
 
 
 def test_torchs_threads_do_not_spin():

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 import torch
-from support.rig import Rig, assert_same_bits, small_shape
+from support.gpu import LONG, ON_A_GPU
+from support.rig import Rig, assert_same_bits, small_shape, tokens_of
 
 import echo
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
-CYCLES = 400_000_000  # about 0.2 s
+pytestmark = ON_A_GPU
 
 
 @pytest.fixture
@@ -29,10 +28,6 @@ def rigs(make_rig) -> tuple[Rig, Rig]:
     return made
 
 
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 61, count).tolist()
-
-
 def _kept(results):
     """A replay writes to the same memory again."""
     return tuple(part.clone() for part in results)
@@ -40,7 +35,7 @@ def _kept(results):
 
 def delayed_step(rig: Rig, entries) -> tuple[torch.Tensor, torch.Tensor]:
     """A step that is still waiting when this returns."""
-    torch.cuda._sleep(CYCLES)
+    torch.cuda._sleep(LONG)
     batch = echo.Batch([pair.session for pair, _ in entries], [token for _, token in entries])
     return rig.runtime.step(batch)
 
@@ -117,7 +112,7 @@ def test_many_delayed_steps_queue_up(rigs, captured):
             rig.prefill(pair, tokens_of(number, 70))
         steps = []
         if rig is rigs[0]:
-            torch.cuda._sleep(CYCLES)
+            torch.cuda._sleep(LONG)
         for token in range(24):
             batch = echo.Batch([pair.session for pair in pairs], [token, token + 1])
             outputs, selections = rig.runtime.step(batch, None if captured else rig.model)
@@ -149,7 +144,7 @@ def test_work_on_two_streams_is_in_order(rigs):
         pair = rig.open(256)
         rig.prefill(pair, tokens_of(4, 150))
         if rig is rigs[0]:
-            torch.cuda._sleep(CYCLES)
+            torch.cuda._sleep(LONG)
         first = _kept(rig.runtime.step(echo.Batch([pair.session], [1])))
         other = torch.cuda.Stream()
         with torch.cuda.stream(other):

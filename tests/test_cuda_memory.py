@@ -15,21 +15,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from support.gpu import LONG, free_memory, nothing_lost, tokens_of, use_a_runtime, watched
-from support.rig import host_row_of, small_shape
+from support.gpu import LONG, ON_A_GPU, free_memory, nothing_lost, use_a_runtime
+from support.rig import host_row_of, small_shape, tokens_of
 
 import echo
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.parametrize("device", ["cuda"], indirect=True)]
+pytestmark = ON_A_GPU
 
 GIB = 1 << 30
-
-
-@pytest.fixture(autouse=True)
-def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing hangs for ever."""
-    with watched(request.config):
-        yield
 
 
 @pytest.fixture

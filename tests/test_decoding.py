@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import echo
 from echo import decoding
-
-torch = pytest.importorskip("torch")
 
 
 def generators(*seeds: int) -> list:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.programs import ROOT, importable
 
 pytest.importorskip("matplotlib")
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import evidence  # noqa: E402
-import evidence_measure as measure  # noqa: E402
-import evidence_prefetch as prefetch  # noqa: E402
-import evidence_tables as tables  # noqa: E402
-
-sys.path.remove(str(ROOT / "tools"))
+with importable("tools"):
+    import evidence
+    import evidence_measure as measure
+    import evidence_prefetch as prefetch
+    import evidence_tables as tables
 
 PAGE = evidence.PAGE.read_text(encoding="utf-8")
 
@@ -149,7 +145,7 @@ def test_a_small_trace_is_replayed_as_the_runtime_runs(monkeypatch, tmp_path, on
     assert cli.main(["record", "--out", str(path), "--tokens", "700", "--new-tokens", "40", "--device", "cpu"]) == 0
     trace, tokens = Trace.load(path), trace_pools.tokens_of(trace_pools.TEXTS["prose"])
     cases = trace_pools.cases_of("prose", trace, tokens, [1.5])
-    assert cases[0]["runtime"] == pytest.approx(cases[0]["replayed"], abs=0.004)  # scores in the file are on a grid
+    assert cases[0]["runtime"] == pytest.approx(cases[0]["replayed"], abs=0.002)  # scores in the file are on a grid
     assert 0 < sum(cases[0]["runtime"]) < sum(cases[0]["lru"])
     with pytest.raises(ValueError, match="^prose: the selections are not those of the trace"):
         trace_pools.cases_of("prose", trace, tokens[1:], [1.5])

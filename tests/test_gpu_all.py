@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.programs import ROOT, importable
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import gpu_all  # noqa: E402
-from gpu_all import Part  # noqa: E402
-
-sys.path.pop(0)
+with importable("tools"):
+    import gpu_all
+    from gpu_all import Part
 
 SCRIPT = """#!/usr/bin/env bash
 echo "$1 begins, built ${ECHO_BUILT:-not}"

@@ -62,6 +62,8 @@ def test_automatic_values_are_filled_in():
     assert plan.minimum_slots == plan.config.gpu_slots == 3 * 2 * 17
     assert plan.host_row_stride == plan.config.host_row_stride == small_shape().row_bytes == 320
     assert plan.config.max_context == 1024
+    assert plan.config.attention_splits == 4
+    assert plan_of(echo.ModelShape.deepseek_v32(), max_batch=32).config.attention_splits == 2
     assert plan.host_bytes == 1024 * 3 * 320
     assert plan.device_bytes == sum(i.total for i in plan.items if i.place == "device")
     assert all(i.total == i.bytes * i.count > 0 and i.formula for i in plan.items)

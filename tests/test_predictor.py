@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from support.commands import lines_of
 from support.traces import growing
 
 import echo
@@ -148,20 +149,16 @@ def test_traces_without_a_step_that_can_be_foretold():
         averages(trace, 20, [0.5], [math.inf])
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    assert cli.main(["predictor", *arguments]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
 def test_the_command(capsys, tmp_path):
     growing(steps=40, top_k=8, first=80).save(tmp_path / "trace.npz")
     files = {"--json": tmp_path / "figures.json", "--plot": tmp_path / "figures.png"}
-    lines = run(
-        capsys, "sampled", str(tmp_path / "trace.npz"), "glm", "--top-k", "32", "--steps", "40", "--pools", "2,4",
-        "--alpha", "0,0.5", "--caps", "1.2,inf", *(str(part) for pair in files.items() for part in pair),
+    lines = lines_of(
+        capsys, "predictor", "sampled", str(tmp_path / "trace.npz"), "glm", "--top-k", "32", "--steps", "40",
+        "--pools", "2,4", "--alpha", "0,0.5", "--caps", "1.2,inf",
+        *(str(part) for pair in files.items() for part in pair),
     )  # fmt: skip
     assert lines[0].startswith("tiny_dsa:sampled: 144 steps, 5 layers")
-    assert lines.pop(1).startswith("scores of 1024 tokens: ")  # fewer than four times the larger pool
+    assert lines.pop(1).startswith("scores of 1,024 tokens: ")  # fewer than four times the larger pool
     assert lines[1].startswith("pool of 2 x top-k, ") and lines[8].startswith("pool of 4 x top-k, ")
     assert lines[2].split()[-4:] == ["cap", "1.2", "cap", "inf"]
     assert "without scores: nothing to foretell" in lines

@@ -1,27 +1,19 @@
-"""`echo-kv profile`: kernels to verbs and layers, sums that add up, and the command from end to end."""
+"""What `echo-kv profile` makes of a trace of kernels: verbs, layers, and sums that add up."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.kineto import GENERIC, HOPPER, LAYER, MODEL, OWN, event, step_events, step_names
-from support.rig import full_width_shape
 
 import echo
-from echo import cli
 from echo.profile.kernels import GAPS, OTHER, UPLOAD, layers_of, part_of
 from echo.profile.kineto import steps_of
-from echo.profile.measure import measure
-from echo.profile.synthetic import synthetic_workload
 from echo.profile.tables import layer_lines, sparkline, verb_lines
-from echo.profile.timed_pass import TimedPass, timed_step
 from echo.profile.timeline import Profile, Span, Step
 
 ROOT = Path(__file__).parents[1]
@@ -192,169 +184,3 @@ def test_of_many_layers_those_that_recall_longest_are_shown():
     assert lines[6].split()[-6:] == ["10.0", "8.0", "5.0", "4.0", "3.0", "75.0%"]
     assert len(sparkline(range(61))) == 61 and sparkline([0, 1, 8]) == "▁▂█" and sparkline([0, 0]) == "▁▁"
     assert layer_lines(profile_of([Step(0.0, 1.0, [])], 61, 1.0)) == ["no kernel could be put down to a layer"]
-
-
-# --- the CPU --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", ["cpu"], indirect=True)
-def test_a_timed_pass_does_what_the_pass_does(make_rig):
-    """The oracle checks each row; layer 1 shares the selection of layer 0."""
-    rig = make_rig(full_width_shape("fp8_656"), model={"shared": {1}}, fused=True)
-    pair = rig.open(200)
-    rig.prefill(pair, [token % 61 for token in range(100)])
-    model, seen = rig.model, []
-
-    def timed(p):
-        one = TimedPass(p)
-        result = model(one)
-        seen.extend(one.spans)
-        return result
-
-    for token in range(5):
-        outputs, selections = rig.runtime.step(echo.Batch([pair.session], [token]), timed)
-        rig._follow(pair, [token], (outputs, selections), verify=True)
-    rig.check()
-    names = [span.name for span in seen[: len(seen) // 5]]
-    assert names == [f"{verb} layer 0" for verb in LAYER] + [
-        f"{verb} layer 1" for verb in ("append", "recall", "attend")
-    ]
-    assert all(a.end <= b.start for a, b in itertools.pairwise(seen))
-
-
-@pytest.mark.parametrize("device", ["cpu"], indirect=True)
-def test_a_step_on_the_cpu_has_no_holes(make_rig):
-    rig = make_rig(full_width_shape("fp8_656"), fused=True)
-    pair = rig.open(200)
-    rig.prefill(pair, [token % 61 for token in range(100)])
-    step = timed_step(rig.runtime, echo.Batch([pair.session], [7]), rig.model)
-    assert step.spans[0].start == step.start and step.spans[-1].end == step.end
-    assert all(a.end == b.start for a, b in zip(step.spans, step.spans[1:], strict=False))
-    assert step.own_times().sum() == pytest.approx(step.end - step.start)
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = cli.main(["profile", *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-@pytest.mark.parametrize("workload", ["tiny", "synthetic"])
-def test_the_command_prints_tables_and_writes_files(capsys, tmp_path, workload, device):
-    pytest.importorskip("matplotlib")
-    if workload == "tiny":
-        pytest.importorskip("echo.hf")
-        sizes, layers = ("--batch", "2", "--length", "300"), 5
-    else:
-        sizes, layers = ("--synthetic", "--layers", "2", "--batch", "2", "--length", "150", "--threads", "1"), 2
-    verbs = LAYER if device == "cpu" or workload == "tiny" else LAYER[1:]  # Hopper's score appends
-    files = {name: tmp_path / f"profile.{name}" for name in ("trace", "json", "plot")}
-    files["plot"] = files["plot"].with_suffix(".png")
-    status, out, _ = run(
-        capsys, "--device", device, "--steps", "3", *sizes,
-        *(word for name, file in files.items() for word in (f"--{name}", str(file))),
-    )  # fmt: skip
-    assert status == 0 and f"{layers} layers" in out and "2 sessions of" in out and "3 steps" in out
-    assert files["plot"].read_bytes().startswith(b"\x89PNG")
-    report = json.loads(files["json"].read_text())
-    parts = {part["name"]: part for part in report["parts"]}
-    assert sum(part["us"] for part in parts.values()) >= 0.999 * report["step_us"]
-    assert len(report["by_layer"]["hit_rate"]) == layers
-    for part in parts.values():
-        assert re.search(rf"^{part['name']} .*{part['share']:.1%}", out, re.MULTILINE)
-    tracks, events = events_of(files["trace"])
-    whole = [event for event in events if event["track"] == "steps"]
-    assert [event["name"] for event in whole] == ["step 0", "step 1", "step 2"]
-    for step in whole:
-        inside = [
-            event
-            for event in events
-            if event["track"] not in ("steps", "host") and -0.01 <= event["ts"] - step["ts"] < step["dur"] - 0.01
-        ]
-        assert sum(event["dur"] for event in inside) == pytest.approx(step["dur"], rel=1e-2 if device == "cpu" else 1)
-        assert {f"{verb} layer {layers - 1}" for verb in verbs} <= {event["name"] for event in inside}
-    if device == "cpu":
-        assert list(parts) == ["begin", *LAYER, "commit", OTHER] and report["call_us"] is None
-        assert all(parts[verb]["launches"] == layers for verb in LAYER) and tracks == {"cpu", "steps"}
-        assert sum(event["dur"] for event in whole) / 3 == pytest.approx(report["step_us"], rel=1e-3)
-    else:
-        assert {UPLOAD, "begin", *verbs, "commit", OTHER} <= set(parts) and {"host", "steps"} < tracks
-
-
-def events_of(file: Path) -> tuple[set[str], list[dict[str, Any]]]:
-    """Tracks of a trace, and its events with the name of theirs."""
-    events = json.loads(file.read_text())["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X"}
-    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    return set(tracks.values()), [
-        {**event, "track": tracks[event["pid"], event["tid"]]} for event in events if event["ph"] == "X"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--steps", "0"), "steps"),
-        (("--batch", "0"), "batch"),
-        (("--length", "-1"), "length"),
-        (("--length", "16384"), "length"),
-        (("--layers", "3"), "layers"),
-        (("--synthetic", "--layers", "0"), "layers"),
-        (("--pool", "0.5"), "pool"),
-        (("--pool", "nan"), "pool"),
-        (("--synthetic", "--drift", "-1"), "drift"),
-        (("--drift", "0.5"), "drift"),
-        (("--plot", "picture.foo"), "plot"),
-        (("--threads", "-1"), "threads"),
-        (("--trace", "missing/trace.json"), "trace"),
-        (("--plot", "."), "plot"),
-        (("--device", "tpu"), "device"),
-        (("--synthetic", "--kernels", "best"), "kernels"),
-        (("--threshold-alpha", "2"), "threshold_alpha"),
-    ],
-)
-def test_nonsense_is_refused_by_name(capsys, tmp_path, monkeypatch, arguments, named):
-    monkeypatch.chdir(tmp_path)
-    if arguments[0] == "--device":
-        status, _, err = run(capsys, *arguments)
-    else:
-        status, _, err = run(capsys, "--device", "cpu", *arguments)
-    assert status == 1 and err.startswith(f"echo-kv profile: {named}: ")
-
-
-# --- a GPU ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.alone
-@pytest.mark.parametrize("device", ["cuda"], indirect=True)
-@pytest.mark.parametrize("kernels", ["generic", "auto"])
-def test_the_table_adds_up_to_what_events_measure(device, kernels):
-    """Of another runtime, so nothing of the profile is compared with itself."""
-    steps, layers = 20, 8
-    work = synthetic_workload("cuda:0", layers, 4, 8192, 2, 0.2, {"kernels": kernels})
-    profile = measure(work, steps)
-    assert len(profile.steps) == steps and profile.call_us is not None
-    print("\n".join([*verb_lines(profile), *layer_lines(profile)]))
-    parts = {part.name: part for part in profile.parts()}
-    verbs = LAYER if kernels == "generic" else LAYER[1:]  # otherwise score appends
-    assert {UPLOAD, "begin", *verbs, "commit"} <= set(parts)
-    for verb in verbs:
-        assert parts[verb].launches >= layers and (profile.by_layer(verb) > 0).all(), verb
-    assert [span.part for span in profile.steps[-1].host].count("cudaGraphLaunch") == 1
-    assert (profile.misses > 0).all()
-
-    total = 20 + steps
-    with work.runtime(total) as runtime:
-        sessions = work.open(runtime, total)
-        runtime.capture(work.forward, [work.batch])
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-        for step in range(20):
-            runtime.step(work.batch_of(sessions, step))
-        for step, mark in enumerate(marks):
-            mark.record()
-            if step < steps:
-                runtime.step(work.batch_of(sessions, 20 + step))
-        torch.cuda.synchronize()
-    measured = 1e3 * float(np.median([a.elapsed_time(b) for a, b in itertools.pairwise(marks)]))
-    assert sum(part.us for part in parts.values()) == pytest.approx(measured, rel=0.05)

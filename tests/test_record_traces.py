@@ -48,15 +48,15 @@ def test_sizes_are_as_the_readme_says(name):
 
 
 def test_the_products_rule_does_not_lose_to_lru(trace):
-    """Never a row of a step behind in a layer; over layers not behind, and a twentieth better where it matters.
+    """Never more than 0.2 points behind in a layer; over layers not behind, and a twentieth better where it matters.
 
-    A row: the new token takes a slot before it is known which rows the step selects. In a pool of one selection that is
-    nearly always one of them, and there is nothing else to choose.
+    In a pool of one selection the new token takes a slot before it is known which rows the step selects: often enough one
+    of them, and there is nothing else to choose.
     """
     rates = compare(trace, [slots_of(trace, pool) for pool in POOLS], ("lru", "echo"))
-    assert (rates.rates["echo"] <= rates.rates["lru"] + 1 / trace.top_k).all()
+    assert (rates.rates["echo"] <= rates.rates["lru"] + 0.002).all()
     lru, rule = rates.mean("lru"), rates.mean("echo")
-    assert rule[0] <= lru[0] + 0.003
+    assert rule[0] <= lru[0] + 0.0015
     assert (rule[1:] <= lru[1:]).all()
     assert (rule[1:3] <= 0.95 * lru[1:3]).all()
 

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from support.commands import lines_of
 from support.traces import growing, misses
 
 import echo
@@ -66,7 +67,6 @@ def test_small_pools_on_each_device(device):
 
 def test_torchs_arrays_do_as_numpys(monkeypatch):
     """As on a GPU, but on the CPU."""
-    pytest.importorskip("torch")
     trace = partly_scored()
     expected = drive(trace, 24, device="cpu")
     monkeypatch.setattr(driving, "_Host", lambda: driving._Gpu("cpu"))
@@ -153,15 +153,10 @@ def test_the_runtime_forecasts_what_it_would_miss():
     assert with_.forecast_used[later].sum() > 0.4 * without.misses[later].sum()
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    assert cli.main(["replay", *arguments]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
 def test_the_command_on_a_trace_that_ships(capsys, tmp_path):
     files = {"--json": tmp_path / "figures.json", "--plot": tmp_path / "figures.png"}
-    lines = run(
-        capsys, "sampled", "--pools", "2,4", "--layers", "1,4", "--alpha", "0.5,0", "--device", "cpu",
+    lines = lines_of(
+        capsys, "replay", "sampled", "--pools", "2,4", "--layers", "1,4", "--alpha", "0.5,0", "--device", "cpu",
         *(str(part) for pair in files.items() for part in pair),
     )  # fmt: skip
     assert lines[0].startswith("tiny_dsa:sampled: 144 steps") and lines[0].endswith("rows of 656 B on cpu")
@@ -189,11 +184,11 @@ def test_the_command_on_a_trace_that_ships(capsys, tmp_path):
     counts = report["pools"][0]["layers"][1]
     assert f"{counts['misses']:,}" in lines[3].split() and f"{100 * counts['hit_rate']:.2f}" in lines[3].split()
     assert files["--plot"].read_bytes().startswith(b"\x89PNG")
-    assert lines[-1].startswith("the runtime's own average at alpha 0.5 differs from it by ")
-    assert lines[-9].startswith("the runtime with prefetches, mean over layers")
-    assert [line.split()[0] for line in lines[-7:-5]] == ["2", "4"]
-    assert lines[-5].startswith("the runtime with forecasts of up to 25 rows per step, mean over layers")
-    assert [line.split()[0] for line in lines[-3:-1]] == ["2", "4"]
+    assert lines[-1].startswith("at alpha 0.5 the runtime's own average of k-th scores differs from the trace's by ")
+    assert lines[-11].startswith("the runtime with prefetches, mean over layers")
+    assert [line.split()[0] for line in lines[-9:-7]] == ["2", "4"]
+    assert lines[-6].startswith("the runtime with forecasts of up to 25 rows per step, mean over layers")
+    assert [line.split()[0] for line in lines[-4:-2]] == ["2", "4"]
     for pool in report["pools"]:
         assert pool["next_step"]["forecast_cap"] == 25
         for counts in pool["next_step"]["layers"]:
@@ -211,16 +206,18 @@ def test_the_command_on_a_trace_that_ships(capsys, tmp_path):
 
 def test_the_command_on_other_traces(capsys, tmp_path):
     growing(steps=40, top_k=8, first=80).save(tmp_path / "trace.npz")
-    lines = run(
-        capsys, str(tmp_path / "trace.npz"), "--pools", "1,30", "--device", "cpu", "--plot", str(tmp_path / "f.png"),
-        "--json", str(tmp_path / "f.json"),
+    lines = lines_of(
+        capsys, "replay", str(tmp_path / "trace.npz"), "--pools", "1,30", "--device", "cpu",
+        "--plot", str(tmp_path / "f.png"), "--json", str(tmp_path / "f.json"),
     )  # fmt: skip
     assert lines[-1] == "no scores: nothing to predict" and lines[3].endswith("*") and not lines[2].endswith("*")
     report = json.loads((tmp_path / "f.json").read_text())
     assert report["pools"][0]["layers"][0]["forecasts"] == [] and report["runtime_average_off_by"] is None
-    lines = run(capsys, "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--recency", "16", "--device", "cpu")
+    lines = lines_of(
+        capsys, "replay", "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--recency", "16", "--device", "cpu"
+    )
     assert lines[0].startswith("synthetic:glm: 60 steps, 1 layer, top-32 of 512 to 571 tokens")
-    assert len(lines) == 18
+    assert len(lines) == 22
 
 
 @pytest.mark.parametrize(
@@ -261,13 +258,13 @@ def test_settings_come_from_variables_and_are_checked_before_anything_is_done(ca
     monkeypatch.undo()
     monkeypatch.setenv("ECHO_PREFETCH_CAP", "0")
     arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
-    lines = run(capsys, *arguments, "--forecast-cap", "0")
-    assert lines[-2].split()[2] == "0.0"  # prefetched
-    assert "at alpha 0.5 differs" in lines[-1]
+    lines = lines_of(capsys, "replay", *arguments, "--forecast-cap", "0")
+    assert lines[-3].split()[2] == "0.0"  # prefetched
+    assert lines[-1].startswith("at alpha 0.5 ")
     monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "0.25")
     arguments = ("glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--device", "cpu")
-    assert "at alpha 0.25 differs" in run(capsys, *arguments)[-1]
-    assert "at alpha 0.7 differs" in run(capsys, *arguments, "--alpha", "0.7,0")[-1]
+    assert lines_of(capsys, "replay", *arguments)[-1].startswith("at alpha 0.25 ")
+    assert lines_of(capsys, "replay", *arguments, "--alpha", "0.7,0")[-1].startswith("at alpha 0.7 ")
     monkeypatch.setenv("ECHO_THRESHOLD_ALPHA", "2")
     assert cli.main(["replay", *arguments]) == 1
     assert capsys.readouterr().err.startswith("echo-kv replay: threshold_alpha: 2")

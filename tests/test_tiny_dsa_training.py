@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from support.programs import importable
 
-torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-FOLDER = Path(__file__).parents[1] / "models" / "tiny_dsa"
-sys.path.insert(0, str(FOLDER))
-
-import attention  # noqa: E402
-import corpus  # noqa: E402
-import evaluate  # noqa: E402
-import model  # noqa: E402
-import plan  # noqa: E402
-import train  # noqa: E402
-
-sys.path.remove(str(FOLDER))  # its modules have names that others may want
+with importable("models/tiny_dsa"):
+    import attention
+    import corpus
+    import evaluate
+    import model
+    import plan
+    import train
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -80,7 +80,6 @@ def test_a_recorder_keeps_what_the_model_selects(captured, ranks):
 
 
 def test_layers_that_share_a_selection_have_no_scores():
-    pytest.importorskip("torch")
     decoding = Decoding(before=30, steps=5)
     recorder = SelectionRecorder(layers=3, ranks=20)
     decoding.misses(200, recorder)

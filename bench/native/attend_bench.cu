@@ -8,6 +8,7 @@
 
 #include "echo/errors.hpp"
 #include "kernels/cuda_handles.hpp"
+#include "runtime/attention_splits.hpp"
 #include "runtime/backends.hpp"
 #include "timed_graph.hpp"
 
@@ -46,6 +47,14 @@ struct EchoAttendCase {
   std::int32_t slots;  ///< of a layer's pool
   float scale;
 };
+
+/// Splits of a runtime for steps of up to `rows` query rows, if nobody sets them.
+ECHO_API std::int32_t echo_attend_splits(std::int32_t rows, std::int32_t heads, std::int32_t top_k) {
+  ModelShape shape = ModelShape::deepseek_v32();
+  shape.query_heads = heads;
+  shape.top_k = top_k;
+  return static_cast<std::int32_t>(chosen_attention_splits(shape, rows));
+}
 
 /// What went wrong in the last call that said so.
 ECHO_API const char* echo_attend_problem() { return g_problem.c_str(); }

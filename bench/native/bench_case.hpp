@@ -39,8 +39,9 @@ extern "C" struct EchoStepCase {
   std::int32_t row_bytes;  ///< 656 or 1152
   std::int32_t pool_slots;
   std::int32_t new_rows;         ///< 1: each step appends a token of each session
-  std::int32_t splits;           ///< of attention; 0: as a runtime has it by default
+  std::int32_t splits;           ///< of attention; 0: those of a runtime for this batch
   std::int32_t without_offload;  ///< 1: all rows lie in device memory, too (one session)
+  std::int32_t forecast_cap;     ///< rows that are fetched for the next step, for each session; 0: none
 };
 
 /// What a replay of a step runs, between begin and commit. Each part contains the ones before it.
@@ -56,7 +57,7 @@ enum class StepPart : std::int32_t {
 
 extern "C" struct EchoStepReplay {
   std::int32_t part;
-  std::int32_t misses;  ///< per layer, spread over the sessions
+  std::int32_t misses;  ///< per layer, spread over the sessions; -1: as the scores and the replays before have it
   std::int32_t sift;    ///< 1: score lists candidates for select
   float prefetch_cap;   ///< as in SiftView; needs sift
   std::int32_t blocks;  ///< grid of a gather
@@ -76,6 +77,8 @@ extern "C" struct EchoStepResult {
   std::int64_t prefetched_used;
   std::int64_t prefetches_capped;
   std::int64_t natural_misses;  ///< of the selection in the pools that the replay before left
+  std::int64_t forecast;
+  std::int64_t forecast_used;
 };
 
 }  // namespace echo::bench

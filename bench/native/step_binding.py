@@ -13,6 +13,7 @@ from native import binding
 TOP_K = 2048
 PREFETCH_CAP = float(os.environ.get("ECHO_BENCH_PREFETCH_CAP", "0.0012"))
 """Rows that score may fetch, per token that it scores."""
+NATURAL = -1
 _BLOCK_TOKENS = 64
 
 
@@ -40,6 +41,7 @@ class Case:
     new_rows: bool = True
     splits: int = 0
     without_offload: bool = False
+    forecast_cap: int = 0
 
     @property
     def slots(self) -> int:
@@ -65,6 +67,7 @@ class _NativeCase(ctypes.Structure):
         (name, ctypes.c_int32)
         for name in (
             "layers", "batch", "length", "row_bytes", "pool_slots", "new_rows", "splits", "without_offload",
+            "forecast_cap",
         )
     ]  # fmt: skip
 
@@ -88,7 +91,7 @@ class Result(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in (
                 "nodes", "hits", "misses", "evictions", "lost_races", "candidates", "full_selects",
-                "prefetched", "prefetched_used", "prefetches_capped", "natural_misses",
+                "prefetched", "prefetched_used", "prefetches_capped", "natural_misses", "forecast", "forecast_used",
             )
         ),
     ]  # fmt: skip
@@ -123,7 +126,7 @@ class StepBench(binding.OpenBench):
         self.destroy()
         native = _NativeCase(
             case.layers, case.batch, case.length, case.row_bytes, case.slots, case.new_rows, case.splits,
-            case.without_offload,
+            case.without_offload, case.forecast_cap,
         )  # fmt: skip
         self._check(self._library.echo_bench_step_create(self._handle, ctypes.byref(native)))
         self._case = case
@@ -135,7 +138,7 @@ class StepBench(binding.OpenBench):
 
         Args:
             part: of the step.
-            misses: per layer.
+            misses: per layer; NATURAL: as scores and the replays before have it.
             sift: score lists candidates for select.
             prefetch_cap: rows that score may fetch, per token that it scores.
             blocks: grid of a gather.

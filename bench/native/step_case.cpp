@@ -9,6 +9,7 @@
 #include "echo/runtime_config.hpp"
 #include "require.hpp"
 #include "rows.hpp"
+#include "runtime/attention_splits.hpp"
 #include "runtime/backends.hpp"
 #include "step_inputs.hpp"
 
@@ -60,7 +61,9 @@ StepCase::StepCase(const EchoStepCase& sizes, HostRows& host)
                .host_rows = control_.host_rows(),
                .index_block_bytes = index_block_bytes()},
               host.device()),
-      splits_(sizes.splits != 0 ? sizes.splits : static_cast<std::int32_t>(RuntimeConfig{}.attention_splits)) {
+      splits_(sizes.splits != 0
+                  ? sizes.splits
+                  : static_cast<std::int32_t>(chosen_attention_splits(ModelShape::deepseek_v32(), sizes.batch))) {
   backend_->use_stream(reinterpret_cast<std::uintptr_t>(stream_.get()));
   const auto most_slots = std::max<std::int64_t>(sizes_.pool_slots, control_.host_rows());
   backend_->prepare({.shape = shape_,
@@ -69,7 +72,9 @@ StepCase::StepCase(const EchoStepCase& sizes, HostRows& host)
                      .block_rows = sizes_.batch,
                      .slots = static_cast<std::int32_t>(most_slots),
                      .host_rows = control_.host_rows(),
-                     .splits = splits_});
+                     .splits = splits_,
+                     .entries = sizes_.batch,
+                     .forecast_cap = sizes_.forecast_cap});
   const auto allocate = [&](std::int64_t count, std::size_t size, const char* name) {
     Buffer buffer(backend_->device_memory(), static_cast<std::size_t>(count) * size, name);
     backend_->fill(buffer.data(), 0xFF, buffer.bytes());
@@ -115,9 +120,9 @@ StepCase::~StepCase() { backend_->retire(); }
 TimedGraph& StepCase::graph(const EchoStepReplay& what) {
   const auto part = static_cast<StepPart>(what.part);
   require(part >= StepPart::nothing && part <= StepPart::gather, "part", what.part, "one of StepPart");
-  require(what.misses >= 0 && what.misses <= sizes_.batch * (kTopK - sizes_.new_rows), "misses", what.misses,
+  require(what.misses >= -1 && what.misses <= sizes_.batch * (kTopK - sizes_.new_rows), "misses", what.misses,
           "at most what is selected");
-  require(what.misses == 0 || !whole_pools(), "misses", what.misses, "none where the pools hold all rows");
+  require(what.misses <= 0 || !whole_pools(), "misses", what.misses, "none where the pools hold all rows");
   require(part != StepPart::without_offload || sizes_.without_offload != 0, "part", what.part,
           "one with offload, as the case has it");
   require(part != StepPart::gather || (what.blocks > 0 && what.misses > 0), "blocks", what.blocks,
@@ -160,7 +165,7 @@ EchoStepResult StepCase::replay(const EchoStepReplay& what) {
   for (const Buffer* buffer : {&selection_, &slots_, &scores_, &out_}) {
     backend_->fill(buffer->data(), 0xFF, buffer->bytes());  // what is found there afterwards is this replay's
   }
-  control_.upload(spread(what.misses, 0));
+  control_.upload(spread(std::max(0, what.misses), 0));
   launch_wander(host_.device(), host_.bytes(), time_, words_.data<std::uint32_t>() + 1, context());
   launch_touch(other_data_.data(), other_data_.bytes(), words_.data<std::uint32_t>() + 1, context());
   // All of this is still under way when the calls below are made, so that the GPU does not wait for the CPU.
@@ -199,7 +204,9 @@ EchoStepResult StepCase::counted(const EchoStepReplay& what, const std::vector<L
     // Each row that is prefetched in vain may take the slot of one that turns out to be selected.
     const std::int64_t in_vain = found(&LayerCounters::prefetched) - used;
     const std::int64_t appended = sizes_.new_rows != 0 ? sizes_.batch : 0;
-    require_count("misses and used prefetches", misses + used, what.misses, what.misses + in_vain);
+    if (what.misses >= 0) {
+      require_count("misses and used prefetches", misses + used, what.misses, what.misses + in_vain);
+    }
     require_count("hits", found(&LayerCounters::hits), entries() - misses, entries() - misses);
     require_count("appended", found(&LayerCounters::appended), appended, appended);
     result.hits += found(&LayerCounters::hits);
@@ -211,6 +218,8 @@ EchoStepResult StepCase::counted(const EchoStepReplay& what, const std::vector<L
     result.prefetched += found(&LayerCounters::prefetched);
     result.prefetched_used += used;
     result.prefetches_capped += found(&LayerCounters::prefetches_capped);
+    result.forecast += found(&LayerCounters::forecast);
+    result.forecast_used += found(&LayerCounters::forecast_used);
   }
   return result;
 }

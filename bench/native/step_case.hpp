@@ -48,11 +48,13 @@ class StepCase {
   ScoreParams score_params(std::int32_t layer, const SiftView& sift) const;
   SelectParams select_params(std::int32_t layer, const SiftView& sift, std::int32_t* selection, float* kth) const;
   RecallParams recall_params(std::int32_t layer) const;
+  ForecastParams forecast_params(std::int32_t layer) const;
   AttendParams attend_params(std::int32_t layer) const;
   /// Whether begin gives slots to new rows.
   bool claims(const EchoStepReplay& what) const {
     return sizes_.new_rows != 0 && static_cast<StepPart>(what.part) < StepPart::without_offload;
   }
+  bool forecasts() const { return sizes_.forecast_cap > 0; }
   /// Whether score sifts: if asked to, and if the backend does. Nobody else would fill what select is shown.
   bool sifts(const EchoStepReplay& what) const { return what.sift != 0 && backend_->sifts(); }
   SiftView sift_view(std::int32_t layer, const EchoStepReplay& what) const;
@@ -63,7 +65,7 @@ class StepCase {
   /// Entries of the next pass: misses spread over the sessions, and rows that come in besides.
   std::vector<Entry> spread(std::int64_t misses, std::int64_t more) const;
   /// Leaves the caches as a step with so many misses finds them, and lists what it is to miss. Returns what had to be
-  /// fetched for that, all layers together: how much selections change.
+  /// fetched for that, all layers together: how much selections change. -1: leaves them as they are.
   std::int64_t prepare(std::int32_t misses);
   std::int64_t all_misses() const;
   void displace_and_refill(std::int32_t misses, bool new_rows);

@@ -83,7 +83,7 @@ void StepCase::displace_and_refill(std::int32_t misses, bool new_rows) {
   }
   backend_->synchronize();
   check_draw();
-  if (!whole_pools() && layers_.free_slots() != 0 && time_ != 0) {
+  if (!whole_pools() && !forecasts() && layers_.free_slots() != 0 && time_ != 0) {
     throw StateError("displace: free slots are left");
   }
 }
@@ -113,7 +113,8 @@ std::int64_t StepCase::prepare(std::int32_t misses) {
     ++new_tokens_;
     host_.spoil();
   }
-  control_.upload(spread(misses, 0));
+  const bool natural_ones = misses < 0;
+  control_.upload(spread(natural_ones ? 0 : misses, 0));
   backend_->begin({.step = step(), .host_blocks = control_.host_rows() / kTokensPerBlock});
   launch_scale_keys({.layers = layers_.device_views(),
                      .layer_count = sizes_.layers,
@@ -130,12 +131,18 @@ std::int64_t StepCase::prepare(std::int32_t misses) {
     float* kth = prepared_kth_.data<float>() + static_cast<std::int64_t>(layer) * sizes_.batch;
     backend_->score(score_params(layer, {}));
     backend_->select(select_params(layer, {}, expected, kth));
+    if (natural_ones) {
+      continue;
+    }
     RecallParams recall = recall_params(layer);
     recall.selection = expected;
     recall.slots = prepared_slots_.data<std::int32_t>();
     recall.kth_score = kth;
     recall.kv = nullptr;
     backend_->recall(recall);
+  }
+  if (natural_ones) {
+    return 0;
   }
   const std::int64_t natural = all_misses() - before;
   control_.upload(spread(misses, 0));

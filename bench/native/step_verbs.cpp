@@ -69,6 +69,19 @@ RecallParams StepCase::recall_params(std::int32_t layer) const {
           .kv_dtype = DType::bf16};
 }
 
+ForecastParams StepCase::forecast_params(std::int32_t layer) const {
+  const RecallParams recall = recall_params(layer);
+  return {.layer = recall.layer,
+          .step = recall.step,
+          .block = recall.block,
+          .shape = recall.shape,
+          .index = layer,
+          .scores = recall.scores,
+          .score_stride = recall.score_stride,
+          .kth_score = recall.kth_score,
+          .cap = sizes_.forecast_cap};
+}
+
 AttendParams StepCase::attend_params(std::int32_t layer) const {
   const std::int64_t heads = static_cast<std::int64_t>(layer) * sizes_.batch * shape_.query_heads;
   return {.layer = view(layer),
@@ -141,6 +154,9 @@ void StepCase::call(const EchoStepReplay& what, std::int32_t layer) {
   }
   if (offloads) {
     backend_->recall(recall);
+    if (forecasts()) {
+      backend_->forecast(forecast_params(layer));
+    }
   }
   if (part == StepPart::recall) {
     return;

@@ -1,7 +1,8 @@
 // begin: what the verbs of a pass find done, for all layers at once.
 //
-// Slots for the new rows: a block claims them for up to kRowsOfBlock rows in one layer, like a block of recall that
-// finds them missing (claim_slots.cuh), but by age: nothing is scored yet. Nobody else looks rows up in this launch.
+// Slots for the new rows: a block claims them for up to kRowsOfBlock rows in one layer. Nothing is scored yet, so it
+// takes those that hints of the step before name (hints.hpp); what these lack, like a block of recall that finds rows
+// missing (claim_slots.cuh), but by age. Nobody else looks rows up in this launch.
 //
 // Owners: which batch entry a host block belongs to, the inverse of the block tables; a thread per block of an entry.
 // Nothing is cleared: whoever reads an entry checks it against the block table. Besides, each batch entry's thread
@@ -13,6 +14,7 @@
 
 #include "cache_manager/begin.cuh"
 #include "cache_manager/claim_slots.cuh"
+#include "cache_manager/hints.hpp"
 #include "kernels/launch.cuh"
 #include "kernels/step_rows.cuh"
 
@@ -21,6 +23,7 @@ namespace {
 
 constexpr int kThreads = kClaimers;
 constexpr std::int32_t kRowsOfBlock = 8;
+constexpr std::int32_t kHintsOfBlock = 2 * kRowsOfBlock;  ///< that it looks at
 
 /// What the blocks of a launch do: those that claim come first, as they take longest.
 struct BeginGrid {
@@ -33,9 +36,42 @@ struct BeginGrid {
 struct ClaimedRows {
   ClaimShared claim;
   std::int32_t missing;
+  std::int32_t hinted;  ///< of them have slots that hints named
   std::int32_t rows[kRowsOfBlock];
   std::int32_t slots[kRowsOfBlock];
 };
+
+/// What a hint of the block names, for its first threads.
+__device__ Sight see_hint(const LayerView& layer, std::int32_t now, std::int32_t block, std::int32_t claimer) {
+  const Hints hints(layer);
+  Sight sight;
+  if (claimer < min(kHintsOfBlock, hints.count)) {
+    const Hint hint = hints.read((block * kRowsOfBlock + claimer) % hints.count, layer);
+    if (hint.slot >= 0) {
+      sight.stamp = stamp_word(layer, hint.slot).load(cuda::memory_order_relaxed);
+      sight.row = host_word(layer, hint.slot).load(cuda::memory_order_relaxed);
+      sight.slot = hint.holds(sight.stamp, now) && sight.row >= 0 ? hint.slot : kNone;
+    }
+  }
+  return sight;
+}
+
+/// Gives what was seen to the first of the missing rows. By a warp.
+__device__ void take_hints(const LayerView& layer, const Sight& hint, ClaimedRows& shared) {
+  const unsigned below = (1U << lane_index()) - 1U;
+  const unsigned seen = __ballot_sync(kAllLanes, hint.slot != kNone);
+  const bool taken =
+      hint.slot != kNone && __popc(seen & below) < shared.missing && evict(layer, hint.slot, hint.stamp, hint.row);
+  const unsigned all = __ballot_sync(kAllLanes, taken);
+  if (taken) {
+    const std::int32_t mine = __popc(all & below);
+    assign(layer, hint.slot, shared.rows[mine]);
+    shared.slots[mine] = hint.slot;
+  }
+  if (lane_index() == 0) {
+    shared.hinted = __popc(all);
+  }
+}
 
 /// Slots for rows [first, first + kRowsOfBlock) of the pass, by block `block` of those that claim in the layer.
 __device__ void claim_for_new_rows(const LayerView& layer, const StepView& step, std::int32_t block,
@@ -43,12 +79,14 @@ __device__ void claim_for_new_rows(const LayerView& layer, const StepView& step,
   const auto claimer = static_cast<std::int32_t>(threadIdx.x);
   const std::int32_t row = block * kRowsOfBlock + claimer;
   if (claimer == 0) {
-    shared.missing = 0;
+    shared.missing = shared.hinted = 0;
   }
   __syncthreads();
   const std::int32_t now = *step.tick;
   const ClaimPlace place = claim_place(layer, now, block, blocks);
-  const Sight ahead = look_ahead(layer, RowScores{}, now, place, claimer, /*expected=*/true, shared.claim);
+  const Sight hint = see_hint(layer, now, block, claimer);
+  const FirstLook look = look_first(layer, RowScores{}, now, place, claimer, /*expected=*/true);
+  Sight sight = look_ahead(look, RowScores{}, now, claimer, shared.claim);
   if (claimer < kRowsOfBlock && row < step.rows) {
     const std::int32_t target = new_host_row(layer, step, row, errors);
     if (target != kNone && look_up(layer, target, new_row_at(now)) == kNone) {
@@ -60,13 +98,22 @@ __device__ void claim_for_new_rows(const LayerView& layer, const StepView& step,
   if (missing == 0) {
     return;
   }
-  const std::int32_t evicted =
-      claim_slots(layer, RowScores{}, now, place, claimer, ahead, shared.rows, shared.slots, missing, shared.claim);
+  if (claimer < kWarp && shared.claim.free <= 0) {
+    take_hints(layer, hint, shared);
+  }
   __syncthreads();
-  publish_slots(layer, new_row_at(now), claimer, shared.rows, shared.slots, shared.claim.given);
+  const std::int32_t hinted = shared.hinted;
+  std::int32_t evicted = hinted;
+  if (hinted < missing) {
+    evicted += claim_slots(layer, RowScores{}, now, place, claimer, sight, shared.rows + hinted, shared.slots + hinted,
+                           missing - hinted, shared.claim);
+    __syncthreads();
+  }
+  const std::int32_t given = hinted + shared.claim.given;
+  publish_slots(layer, new_row_at(now), claimer, shared.rows, shared.slots, given);
   if (claimer == 0) {
     count(&layer.counters->evictions, evicted);
-    if (shared.claim.given < missing) {
+    if (given < missing) {
       errors.raise(KernelError::pool_exhausted);
     }
   }

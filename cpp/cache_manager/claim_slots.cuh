@@ -29,6 +29,8 @@ inline constexpr std::int32_t kMostPlanned = 2;   ///< windows that a call with 
 /// long.
 inline constexpr std::int32_t kExpectMisses = 8;
 
+inline constexpr std::int32_t kNoClaimer = 0x7FFFFFFF;
+
 /// A slot as a thread saw it.
 struct Sight {
   std::int32_t slot = kNone;  ///< kNone: may not be taken
@@ -53,6 +55,8 @@ struct ClaimShared {
   std::int32_t oldest;
   std::int32_t farthest;                 ///< bits of a float that is not negative: they compare like integers
   std::int32_t at_edge;                  ///< threads that asked for a slot of the last level that goes
+  std::int32_t left;                     ///< slots of the window that nobody asked for ...
+  std::int32_t coldest;                  ///< ... and of them the coldest: level and claimer
   std::int32_t histogram[kColdest + 1];  ///< coldest first
 };
 
@@ -80,19 +84,19 @@ __device__ inline Sight read_slot(const LayerView& layer, const ClaimPlace& plac
   return sight;
 }
 
-/// Whether it may be taken, and how cold it is.
-__device__ inline void judge(const RowScores& scores, std::int32_t now, Sight& sight) {
-  if (sight.stamp != kFree && sight.stamp < now && sight.row >= 0) {
-    sight.candidate = {scores.distance(sight.row), age_of(sight.stamp, now)};
-  } else {
-    sight.slot = kNone;
-  }
+/// Whether it may be taken.
+__device__ inline bool may_go(const Sight& sight, std::int32_t now) {
+  return sight.stamp != kFree && sight.stamp < now && sight.row >= 0;
 }
 
 __device__ inline Sight look_at(const LayerView& layer, const RowScores& scores, std::int32_t now,
                                 const ClaimPlace& place, std::uint32_t passed) {
   Sight sight = read_slot(layer, place, passed);
-  judge(scores, now, sight);
+  if (may_go(sight, now)) {
+    sight.candidate = {scores.distance(sight.row), age_of(sight.stamp, now)};
+  } else {
+    sight.slot = kNone;
+  }
   return sight;
 }
 
@@ -106,6 +110,8 @@ __device__ inline void sort_window(std::int32_t claimer, bool spares, Sight& sig
     shared.oldest = 1;
     shared.farthest = 0;
     shared.at_edge = 0;
+    shared.left = 0;
+    shared.coldest = kNoClaimer;
   }
   meet(kClaimBarrier, kClaimers);
   if (spares && sight.candidate.distance == 0.0F) {
@@ -126,24 +132,40 @@ __device__ inline void sort_window(std::int32_t claimer, bool spares, Sight& sig
   }
 }
 
-/// What a claimer sees of the first window, sorted: nothing, if the layer has not needed slots lately. Also reads how
-/// many slots are free. All of that is under way together, and the first look of the block at its layer. What it leaves
-/// in shared memory is to be used behind a barrier.
-__device__ inline Sight look_ahead(const LayerView& layer, const RowScores& scores, std::int32_t now,
-                                   const ClaimPlace& place, std::int32_t claimer, bool expected, ClaimShared& shared) {
+/// What a claimer knows of its layer before it knows k-th scores.
+struct FirstLook {
+  Sight sight;     ///< of the first window; nothing, if the layer has not needed slots lately
+  RowScore score;  ///< of its row
+  std::int32_t free;
+};
+
+/// May come before the kernel ahead of the launch has ended: what that may still change is a guess here. `expected`:
+/// slots will be needed. All of it is under way together, but for the row's score.
+__device__ inline FirstLook look_first(const LayerView& layer, const RowScores& scores, std::int32_t now,
+                                       const ClaimPlace& place, std::int32_t claimer, bool expected) {
   const std::int32_t missed = AtomicWord(layer.replacement->missed).load(cuda::memory_order_relaxed);
-  const std::int32_t free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
-  Sight sight;
+  FirstLook look;
+  look.free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
   if (claimer < place.window) {
-    sight = read_slot(layer, place, static_cast<std::uint32_t>(claimer));
+    look.sight = read_slot(layer, place, static_cast<std::uint32_t>(claimer));
   }
-  if (expected || now - missed <= kExpectMisses) {
-    judge(scores, now, sight);
+  if (look.sight.slot != kNone && may_go(look.sight, now) && (expected || now - missed <= kExpectMisses)) {
+    look.score = scores.find(look.sight.row);
   } else {
-    sight = {};
+    look.sight = {};
+  }
+  return look;
+}
+
+/// What a claimer sees of the first window, sorted. What it leaves in shared memory is to be used behind a barrier.
+__device__ inline Sight look_ahead(const FirstLook& look, const RowScores& scores, std::int32_t now,
+                                   std::int32_t claimer, ClaimShared& shared) {
+  Sight sight = look.sight;
+  if (sight.slot != kNone) {
+    sight.candidate = {scores.distance(look.score), age_of(sight.stamp, now)};
   }
   if (claimer == 0) {
-    shared.free = free;
+    shared.free = look.free;
     shared.given = 0;
   }
   sort_window(claimer, /*spares=*/true, sight, shared);
@@ -178,9 +200,9 @@ __device__ inline Edge find_edge(const ClaimShared& shared, std::int32_t quota) 
 }
 
 /// Takes slots down to the edge for rows[given...]. Returns whether another block was faster with one of them;
-/// shared.given counts the rest.
-__device__ inline bool take_coldest(const LayerView& layer, const Sight& sight, const Edge& edge,
-                                    const std::int32_t* rows, std::int32_t* slots, ClaimShared& shared) {
+/// shared.given counts the rest. Behind it, claimers see what nobody asked for.
+__device__ inline bool take_coldest(const LayerView& layer, Sight& sight, const Edge& edge, const std::int32_t* rows,
+                                    std::int32_t* slots, ClaimShared& shared) {
   const bool chosen =
       sight.slot != kNone &&
       (sight.level < edge.level || (sight.level == edge.level && atomicAdd(&shared.at_edge, 1) < edge.at_level));
@@ -190,21 +212,25 @@ __device__ inline bool take_coldest(const LayerView& layer, const Sight& sight, 
     assign(layer, sight.slot, rows[mine]);
     slots[mine] = sight.slot;
   }
+  sight.slot = chosen ? kNone : sight.slot;
   return meet_or(kClaimBarrier, kClaimers, chosen && !taken);
 }
 
 /// Gives slots to rows[0, needed), which the block's other threads found missing (look_up returned kNone) and listed in
 /// shared memory: slots[0, shared.given); where there are no more, the other rows are marked, and their slots left as
 /// they are. Called by the claimers, 0 to kClaimers - 1, with what each saw ahead, behind a barrier of the block; slots
-/// are to be read behind another. Returns how many rows were evicted.
+/// are to be read behind another. `sight` is what each saw last and nobody asked for, then. Returns how many rows were
+/// evicted.
 __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScores& scores, std::int32_t now,
-                                           const ClaimPlace& place, std::int32_t claimer, Sight sight,
+                                           const ClaimPlace& place, std::int32_t claimer, Sight& sight,
                                            const std::int32_t* rows, std::int32_t* slots, std::int32_t needed,
                                            ClaimShared& shared) {
   std::int32_t popped = 0;
   if (shared.free > 0) {
     if (claimer == 0) {
       // Others may have emptied the stack since; nobody pushes in this launch, so what is below zero is nothing.
+      AtomicWord(layer.replacement->popped).store(now, cuda::memory_order_relaxed);
+      cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
       shared.top = atomicSub(&layer.replacement->free, needed);
       if (shared.top < needed) {
         atomicMax(&layer.replacement->free, 0);

@@ -1,23 +1,23 @@
 // fetch_forecast: the rows that find_forecast has chosen, from the host into their slots; then their maps.
 //
-// Few thread blocks, so that no more than kRowsInFlight rows (or one for each warp of a block) are under way at any
-// time: whoever else reads from the host, a recall of the next layer above all, waits behind so many, 3 us on an H200,
-// and then shares the link. A warp takes a few rows at a time, of all entries in turn; the list of the next ones is
-// read while the bytes of these are on their way. When there is no more time (end_forecast), the rest is given up and
-// its slots are free. Nobody looks at a map before the launch has ended, which orders all of it. Cost: the link's.
-#include <algorithm>
-
+// Two thread blocks, which go on beside attention, the model and the score of the next layer, on multiprocessors that
+// those leave: one alone brings 14 rows per us over an H200's link, two 24. A warp takes a few rows at a time, of
+// all entries in turn; the list of the next ones is read while the bytes of these are on their way. When there is no
+// more time, since the next select has begun, the rest is given up and its slots are free: what is under way then, 8 us
+// of the link at most, has arrived before the next recall asks for rows. Nobody looks at a map before the launch has
+// ended, which orders all of it. Cost: the link's.
 #include "cache_manager/copy_rows.cuh"
 #include "cache_manager/fetch_forecast.cuh"
+#include "cache_manager/forecast_pace.cuh"
 #include "cache_manager/residency.cuh"
 #include "kernels/launch.cuh"
 
 namespace echo {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / kWarp;
-constexpr std::int32_t kRowsInFlight = 96;
+constexpr int kBlocks = 2;
 
 /// Rows that a warp has under way together.
 __host__ __device__ std::int32_t rows_at_once(const LayerView& layer) {
@@ -93,6 +93,7 @@ __global__ __launch_bounds__(kThreads) void fetch_forecast(const __grid_constant
   const std::int32_t lane = lane_index();
   const RowList list{rows[warp_index()], slots[warp_index()], kWarp};
   std::int32_t fetched = 0;
+  std::int32_t left = 0;
   bool late = false;
   Groups groups(lists, entries, rows_at_once(p.layer));
   bool any = groups.advance();
@@ -108,7 +109,7 @@ __global__ __launch_bounds__(kThreads) void fetch_forecast(const __grid_constant
     __syncwarp();
     RowGroup group(p.layer, list, 0, late ? 0 : count);
     group.load(0);
-    const bool over = AtomicWord(*lists.ended).load(cuda::memory_order_relaxed) == now;
+    const bool over = AtomicWord(*lists.ended).load(cuda::memory_order_relaxed) != 0;
     any = groups.advance();
     row = lane < groups.rows() ? lists.rows[groups.first() + lane] : kNone;
     slot = lane < groups.rows() ? lists.slots[groups.first() + lane] : kNone;
@@ -121,22 +122,21 @@ __global__ __launch_bounds__(kThreads) void fetch_forecast(const __grid_constant
       slot_word(p.layer, own_row).store(own_slot, cuda::memory_order_relaxed);
     }
     fetched += late ? 0 : count;
+    left += late ? count : 0;
     late = late || __any_sync(kAllLanes, over);
   }
   if (lane == 0) {
     count(&p.layer.counters->forecast, fetched);
+    add_to_pace(*lists.pace, fetched, left, entries, gridDim.x * kWarps);
   }
 }
 
 }  // namespace
 
+int fetch_forecast_blocks() { return kBlocks; }
+
 void launch_fetch_forecast(const ForecastParams& params, const ForecastLists& lists, const LaunchContext& context) {
-  const std::int32_t entries = forecast_entries(params);
-  const std::int32_t of_block = kWarps * rows_at_once(params.layer);
-  const std::int32_t blocks = std::max(1, kRowsInFlight / of_block);
-  const std::int64_t rows = static_cast<std::int64_t>(entries) * lists.cap;
-  launch(context, fetch_forecast, std::min(static_cast<unsigned>(blocks), blocks_for(rows, of_block)), kThreads, 0,
-         params, lists, entries);
+  launch(context, fetch_forecast, kBlocks, kThreads, 0, params, lists, forecast_entries(params));
 }
 
 }  // namespace echo

@@ -1,27 +1,24 @@
 #pragma once
 // Tokens that just missed the selection of a batch entry, and of them those whose rows are not resident: what a
-// forecast looks at, by one thread block.
+// forecast looks at, by most of a thread block.
 //
-// A sample of the entry's scores says how far below the k-th one the tokens reach that are near enough; a pass over all
-// scores lists those in shared memory; their host rows are looked up. Distances are those of ordered keys, which any
-// scale of scores leaves fine enough. A context longer than kMostScanned is looked at in parts, another one in each
-// step. Cost: 4 bytes of the L2 cache per token, some 8 us of one multiprocessor for 100,000.
+// They are in the list that select has left (select_near.cuh), in no order, with what it has selected; that is resident
+// by now, and drops out with all else that is. Bins of distances from the k-th key say which of the others are the
+// best. Distances are those of ordered keys, which any scale of scores leaves fine enough. The list of a short row may
+// have all its tokens: then bins say first which of them are near at all (forecast_reach). Cost: four accesses that
+// depend on each other, each for all of a thread's tokens at once, and two barriers.
 
 #include "cache_manager/residency.cuh"
+#include "kernels/near_lists.hpp"
 #include "kernels/number_formats.hpp"
 #include "kernels/step_rows.cuh"
 #include "kernels/warp.cuh"
 
 namespace echo {
 
-inline constexpr int kNearThreads = 1024;
-inline constexpr int kNearWarps = kNearThreads / kWarp;
-inline constexpr int kNearAtOnce = 16;                    ///< scores that a thread has under way
-inline constexpr int kNearSampleAtOnce = 8;               ///< of the sample
-inline constexpr std::int32_t kMostScanned = 128 * 1024;  ///< tokens
-inline constexpr std::int32_t kMostNear = 2048;           ///< tokens that are looked at, at most
-inline constexpr std::int32_t kNearSampled = 64;          ///< of them in the sample, or so
-inline constexpr std::int32_t kMostNearStride = 16;
+inline constexpr int kNearThreads = 512;  ///< the first ones of a block
+inline constexpr int kNearBarrier = 2;    ///< theirs
+inline constexpr int kNearEach = kMostNear / kNearThreads;
 /// Keys below the k-th by their distance from it, finer where it is small: eight bins for each power of two.
 inline constexpr std::int32_t kNearBins = 8 * kWarp;
 
@@ -39,180 +36,198 @@ __device__ inline std::uint32_t end_of_near_bin(std::int32_t bin) {
   return next < 8 ? static_cast<std::uint32_t>(next) : static_cast<std::uint32_t>(8 + next % 8) << (next / 8 - 1);
 }
 
-/// A token that just missed the selection.
-struct NearToken {
-  std::int32_t place;  ///< its position, then its host row; kNone: not wanted
-  std::uint32_t below;
+/// The bin that the best of a histogram reach into.
+struct NearEdge {
+  std::int32_t bin;
+  std::int32_t rest;  ///< of its tokens, how many
 };
 
-struct NearShared {
-  std::int32_t histogram[kNearBins];
-  NearToken near[kMostNear];
-  std::int32_t found;  ///< near tokens
-  std::int32_t edge;   ///< last bin that counts
-  std::int32_t rest;   ///< of its tokens, how many
-};
-
-/// The row of the block that speaks for the entry, and its scores.
-struct Asked {
-  std::int32_t row;
-  std::int32_t length;
-  const float* scores;
-  float kth;
-  std::uint32_t kth_key;
-
-  __device__ Asked(const ForecastParams& p, std::int32_t entry, const KernelErrorView& errors) {
-    const std::int32_t end = min((entry + 1) * p.step.query_rows, p.block.first + p.block.count);
-    row = end - 1;
-    length = min(static_cast<std::int64_t>(position_of(p.step, row, errors)) + 1, p.score_stride);
-    scores = p.scores + static_cast<std::int64_t>(row - p.block.first) * p.score_stride;
-    kth = p.kth_score[row];
-    kth_key = ordered_key(kth);
-  }
-  /// Of a score that is a finite number at or below the k-th.
-  __device__ bool near(float score, std::uint32_t& below) const {
-    const std::uint32_t key = ordered_key(score);
-    below = kth_key - key;
-    return key <= kth_key && score > -3.0e38F;
-  }
-};
-
-__device__ inline void clear_near_bins(NearShared& shared) {
-  if (threadIdx.x < kNearBins) {
-    shared.histogram[threadIdx.x] = 0;
-  }
-}
-
-/// Finds the bin that the `wanted` best of the histogram reach into; all of them if there are fewer. By the first warp.
-__device__ inline void find_near_bin(NearShared& shared, std::int32_t wanted) {
+/// Where the `wanted` best end; behind all bins if there are fewer. By each warp that asks.
+__device__ inline NearEdge find_near_edge(const std::int32_t* histogram, std::int32_t wanted) {
   constexpr int kEach = kNearBins / kWarp;
-  const std::int32_t lane = lane_index();
+  std::int32_t bins[kEach];
   std::int32_t own = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    own += shared.histogram[lane * kEach + i];
+    bins[i] = histogram[lane_index() * kEach + i];
+    own += bins[i];
   }
-  const std::int32_t sum = inclusive_warp_sum(own);
-  if (lane == kWarp - 1 && sum < wanted) {
-    shared.edge = kNearBins;
-    shared.rest = 0;
+  const std::int32_t up_to = inclusive_warp_sum(own);
+  std::int32_t before = up_to - own;
+  const unsigned here = __ballot_sync(kAllLanes, before < wanted && wanted <= up_to);
+  if (here == 0U) {
+    return {.bin = kNearBins, .rest = 0};
   }
-  std::int32_t before = sum - own;
-  if (before < wanted && wanted <= sum) {
-    std::int32_t bin = lane * kEach;
-    while (before + shared.histogram[bin] < wanted) {
-      before += shared.histogram[bin++];
-    }
-    shared.edge = bin;
-    shared.rest = wanted - before;
+  NearEdge edge{.bin = lane_index() * kEach, .rest = 0};
+  bool found = false;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    found = found || before + bins[i] >= wanted;
+    before += found ? 0 : bins[i];
+    edge.bin += found ? 0 : 1;
   }
+  edge.rest = wanted - before;
+  const int lane = __ffs(static_cast<int>(here)) - 1;
+  return {.bin = __shfl_sync(kAllLanes, edge.bin, lane), .rest = __shfl_sync(kAllLanes, edge.rest, lane)};
 }
 
-/// Scores of `count` chunks of 32 tokens that are `stride` apart, from `first` on, that a warp has under way together.
-template <int kCount>
-struct Chunks {
-  std::int32_t first;
-  std::int32_t stride;
-  float scores[kCount];
-
-  __device__ std::int32_t position(int i) const { return (first + i * stride) * kWarp + lane_index(); }
-  __device__ void load(const Asked& asked) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      scores[i] = position(i) < asked.length ? __ldcg(asked.scores + position(i)) : float_of(kFloatNan);
-    }
-  }
+/// Zero before.
+struct NearShared {
+  std::int32_t ranked[kNearBins];   ///< tokens below the k-th by their distance
+  std::int32_t missing[kNearBins];  ///< those whose rows are not resident
+  std::int32_t at_edge;             ///< of the last bin that counts, those that were asked for
 };
 
-/// How far below the k-th key near tokens reach; 0 excludes all but its equals.
-__device__ inline std::uint32_t find_reach(const Asked& asked, std::int32_t wanted, NearShared& shared) {
-  const std::int32_t stride = min(max(wanted / kNearSampled, 1), kMostNearStride);
-  const std::int32_t chunks = (asked.length - 1) / kWarp + 1;
-  for (std::int32_t chunk = warp_index() * stride + stride / 2; chunk < chunks;
-       chunk += kNearWarps * stride * kNearSampleAtOnce) {
-    Chunks<kNearSampleAtOnce> sample{chunk, kNearWarps * stride, {}};
-    sample.load(asked);
+/// A thread's share of an entry's near tokens. All threads call all functions.
+class NearTokens {
+ public:
+  /// `row` of the pass speaks for the entry.
+  __device__ NearTokens(const ForecastParams& p, const NearLists& near, std::int32_t row)
+      : row_(row), kth_(p.kth_score[row]) {
+    const std::int32_t index = row - p.block.first;
+    listed_ = near.counts[index];
+    const ScoredToken* tokens = near.tokens + static_cast<std::int64_t>(index) * kMostNear;
+    std::uint32_t keys[kNearEach];
 #pragma unroll
-    for (const float score : sample.scores) {
-      std::uint32_t below = 0;
-      if (asked.near(score, below)) {
-        atomicAdd(shared.histogram + near_bin(below), 1);
+    for (int i = 0; i < kNearEach; ++i) {  // before it is known how many there are
+      const ScoredToken token = tokens[threadIdx.x + static_cast<unsigned>(i * kNearThreads)];
+      keys[i] = token.key;
+      places_[i] = token.position;
+    }
+    const std::uint32_t kth_key = ordered_key(kth_);
+#pragma unroll
+    for (int i = 0; i < kNearEach; ++i) {
+      // What is not a finite way below the k-th score is no likelier than anything else.
+      const bool listed = static_cast<std::int32_t>(threadIdx.x) + i * kNearThreads < listed_;
+      const bool below = listed && isfinite(kth_) && value_of_key(keys[i]) > -3.0e38F && keys[i] <= kth_key;
+      places_[i] = below ? places_[i] : kNone;
+      set_bin(i, below ? near_bin(kth_key - keys[i]) : 0);
+    }
+  }
+
+  /// Leaves the missing rows, if there are many tokens of those within `reach` ranks only, and of them the `wanted`
+  /// best.
+  __device__ void choose(const ForecastParams& p, std::int32_t wanted, NearShared& shared,
+                         const KernelErrorView& errors) {
+    std::int32_t last_bin = kNearBins;
+    if (listed_ > 2 * p.shape.top_k) {
+      add_to(shared.ranked);
+      meet(kNearBarrier, kNearThreads);
+      last_bin = find_near_edge(shared.ranked, forecast_reach(p.shape.top_k)).bin;
+    }
+    look_up(p, last_bin, errors);
+    add_to(shared.missing);
+    meet(kNearBarrier, kNearThreads);
+    const NearEdge best = find_near_edge(shared.missing, wanted);
+    std::int32_t own = 0;
+#pragma unroll
+    for (int i = 0; i < kNearEach; ++i) {
+      own += places_[i] != kNone && bin(i) == best.bin ? 1 : 0;
+    }
+    std::int32_t place = place_in_block(own, shared.at_edge);
+#pragma unroll
+    for (int i = 0; i < kNearEach; ++i) {
+      const bool chosen = bin(i) < best.bin || (bin(i) == best.bin && place < best.rest);
+      place += places_[i] != kNone && bin(i) == best.bin ? 1 : 0;
+      places_[i] = chosen ? places_[i] : kNone;
+    }
+  }
+
+  /// Leaves those that nobody else fetches, and lists them behind the `listed` there are. Returns how far the last of
+  /// this thread's is below the k-th score at most, 0 if it has none.
+  __device__ float claim(const LayerView& layer, std::int32_t* rows, std::int32_t& listed) {
+    std::int32_t before[kNearEach];
+#pragma unroll
+    for (int i = 0; i < kNearEach; ++i) {
+      before[i] = kNone;
+      if (places_[i] != kNone) {  // leaves in before what there was
+        slot_word(layer, places_[i]).compare_exchange_strong(before[i], kPending, cuda::memory_order_relaxed);
+      }
+    }
+    std::int32_t own = 0;
+    std::int32_t last = kNone;
+#pragma unroll
+    for (int i = 0; i < kNearEach; ++i) {
+      places_[i] = before[i] == kNone ? places_[i] : kNone;
+      own += places_[i] != kNone ? 1 : 0;
+      last = max(last, places_[i] != kNone ? bin(i) : kNone);
+    }
+    std::int32_t place = place_in_block(own, listed);
+#pragma unroll
+    for (int i = 0; i < kNearEach; ++i) {
+      if (places_[i] != kNone) {
+        rows[place++] = places_[i];
+      }
+    }
+    const std::uint32_t key = ordered_key(kth_);
+    return last == kNone ? 0.0F : score_distance(kth_, value_of_key(key - min(end_of_near_bin(last) - 1U, key)));
+  }
+
+ private:
+  static constexpr int kBinBits = 8;
+  static constexpr int kBinsPerWord = 32 / kBinBits;
+  static_assert(kNearBins == 1 << kBinBits);
+
+  __device__ std::int32_t bin(int i) const {
+    return static_cast<std::int32_t>(bins_[i / kBinsPerWord] >> (i % kBinsPerWord * kBinBits) & (kNearBins - 1));
+  }
+  __device__ void set_bin(int i, std::int32_t bin) {
+    bins_[i / kBinsPerWord] |= static_cast<std::uint32_t>(bin) << (i % kBinsPerWord * kBinBits);
+  }
+
+  /// The place of the first of a thread's `own` among those of all threads, in no order; `all` counts them.
+  __device__ static std::int32_t place_in_block(std::int32_t own, std::int32_t& all) {
+    const std::int32_t up_to = inclusive_warp_sum(own);
+    std::int32_t first = 0;
+    if (lane_index() == kWarp - 1 && up_to > 0) {
+      first = atomicAdd(&all, up_to);
+    }
+    return __shfl_sync(kAllLanes, first, kWarp - 1) + up_to - own;
+  }
+  __device__ void add_to(std::int32_t* histogram) const {
+#pragma unroll
+    for (int i = 0; i < kNearEach; ++i) {
+      if (places_[i] != kNone) {
+        atomicAdd(histogram + bin(i), 1);
       }
     }
   }
-  __syncthreads();
-  if (warp_index() == 0) {
-    find_near_bin(shared, wanted / stride);
-  }
-  __syncthreads();
-  const std::uint32_t reach = shared.edge == kNearBins ? 0xFFFFFFFFU : end_of_near_bin(shared.edge) - 1U;
-  __syncthreads();
-  clear_near_bins(shared);
-  return reach;
-}
-
-/// Lists near tokens of the part of the context that this step looks at.
-__device__ inline void list_near(const Asked& asked, std::int32_t now, std::uint32_t reach, NearShared& shared) {
-  const std::int32_t chunks = (asked.length - 1) / kWarp + 1;
-  const std::int32_t parts = (asked.length - 1) / kMostScanned + 1;
-  for (std::int32_t chunk = warp_index() * parts + now % parts; chunk < chunks;
-       chunk += kNearWarps * parts * kNearAtOnce) {
-    Chunks<kNearAtOnce> scan{chunk, kNearWarps * parts, {}};
-    scan.load(asked);
+  /// Positions become host rows that are not resident. Those that the pass appends have slots.
+  __device__ void look_up(const ForecastParams& p, std::int32_t last_bin, const KernelErrorView& errors) {
+    const std::int32_t* table = block_table_of(p.step, row_);
+    const std::int32_t tokens = p.step.table_stride * kTokensPerBlock;
+    bool bad = false;
+    std::int32_t blocks[kNearEach];
 #pragma unroll
-    for (int i = 0; i < kNearAtOnce; ++i) {
-      std::uint32_t below = 0;
-      if (asked.near(scan.scores[i], below) && below <= reach) {
-        const std::int32_t place = atomicAdd(&shared.found, 1);
-        if (place < kMostNear) {
-          shared.near[place] = {scan.position(i), below};
-        }
-      }
+    for (int i = 0; i < kNearEach; ++i) {
+      const bool within = places_[i] >= 0 && places_[i] < tokens && bin(i) <= last_bin;
+      blocks[i] = within ? table[places_[i] / kTokensPerBlock] : kNone;
+      places_[i] = within ? places_[i] : kNone;
     }
-  }
-}
-
-/// Near tokens become the host rows that are not resident, and those are counted.
-__device__ inline void look_up_near(const ForecastParams& p, const Asked& asked, NearShared& shared,
-                                    const KernelErrorView& errors) {
-  constexpr int kEach = kMostNear / kNearThreads;
-  const std::int32_t* table = block_table_of(p.step, asked.row);
-  const std::int32_t* appended = p.step.positions + asked.row / p.step.query_rows * p.step.query_rows;
-  const std::int32_t found = min(shared.found, kMostNear);
-  std::int32_t positions[kEach];
-  std::int32_t rows[kEach];
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const std::int32_t place = static_cast<std::int32_t>(threadIdx.x) + i * kNearThreads;
-    positions[i] = place < found ? shared.near[place].place : kNone;
-    for (std::int32_t row = 0; row < p.step.query_rows; ++row) {
-      positions[i] = positions[i] == appended[row] ? kNone : positions[i];
+    for (int i = 0; i < kNearEach; ++i) {
+      const bool right = blocks[i] >= 0 && blocks[i] < p.layer.host_rows / kTokensPerBlock;
+      bad = bad || (places_[i] != kNone && !right);
+      places_[i] = right ? host_row(blocks + i, places_[i] % kTokensPerBlock) : kNone;
     }
-  }
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const std::int32_t block = positions[i] == kNone ? kNone : table[positions[i] / kTokensPerBlock];
-    const bool right = block >= 0 && block < p.layer.host_rows / kTokensPerBlock;
-    if (positions[i] != kNone && !right) {
+    for (int i = 0; i < kNearEach; ++i) {
+      blocks[i] = places_[i] == kNone ? 0 : slot_word(p.layer, places_[i]).load(cuda::memory_order_relaxed);
+    }
+#pragma unroll
+    for (int i = 0; i < kNearEach; ++i) {
+      places_[i] = blocks[i] == kNone ? places_[i] : kNone;
+    }
+    if (bad) {
       errors.raise(KernelError::bad_position);
     }
-    rows[i] = right ? host_row(&block, positions[i] % kTokensPerBlock) : kNone;
   }
-  bool wanted[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    wanted[i] = rows[i] != kNone && slot_word(p.layer, rows[i]).load(cuda::memory_order_relaxed) == kNone;
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const std::int32_t place = static_cast<std::int32_t>(threadIdx.x) + i * kNearThreads;
-    if (place < found) {
-      shared.near[place].place = wanted[i] ? rows[i] : kNone;
-    }
-    if (wanted[i]) {
-      atomicAdd(shared.histogram + near_bin(shared.near[place].below), 1);
-    }
-  }
-}
+
+  std::int32_t row_;
+  float kth_;
+  std::int32_t listed_;             ///< tokens of the list
+  std::int32_t places_[kNearEach];  ///< positions, then host rows; kNone: not wanted
+  std::uint32_t bins_[kNearEach / kBinsPerWord] = {};
+};
 
 }  // namespace echo

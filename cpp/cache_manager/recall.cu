@@ -8,9 +8,10 @@
 //   list misses   in order, in shared memory,
 //   copy          those rows to the slots that they got, then others (copy_rows.cuh), when it is the block's turn,
 //   wait          for rows that other blocks fetch;
-// the other half finds slots meanwhile (claim_slots.cuh), then helps to copy.
+// the other half finds slots meanwhile (claim_slots.cuh), leaves a hint (leave_hint.cuh), then helps to copy.
 // The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
-// entries that select them are hits. The launch may overlap the end of the kernel before it.
+// entries that select them are hits. The launch may overlap the end of the kernel before it: meanwhile new rows are
+// written, and claimers look at their windows, as nothing of that depends on the selection.
 // Cost on an H200 (bench/results/recall.json): 3.7 us for 26,624 hits; 20, 64 and 209 us with 533, 2,665 and 13,312
 // misses among them; 0.4 to 0.7 us more with 13 new rows.
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "cache_manager/claim_slots.cuh"
 #include "cache_manager/copy_rows.cuh"
 #include "cache_manager/early_rows.cuh"
+#include "cache_manager/leave_hint.cuh"
 #include "cache_manager/look_up_rows.cuh"
 #include "cache_manager/recall.cuh"
 #include "kernels/append_rows.cuh"
@@ -49,12 +51,6 @@ struct RecallShared {
   CopyShared copy;
 };
 
-/// Nothing that other kernels write may be looked at before.
-__device__ void begin() {
-  wait_for_kernel_before();
-  let_next_kernel_begin();
-}
-
 __device__ std::int32_t tick_of(const RecallParams& p) { return *p.step.tick + p.block.tick_offset; }
 
 /// Copies what is not on its way, or has nothing to. By all warps, once slots are found.
@@ -83,7 +79,8 @@ template <int kPerThread, bool kForecasts>
 __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, std::int32_t lanes,
                                  RecallShared& shared, const KernelErrorView& errors) {
   const OwnEntries<kPerThread> own(p, static_cast<std::int64_t>(queue.place) * kLookWarps + warp_index(), lanes);
-  begin();
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   const std::int32_t now = tick_of(p);
   Entry entries[kPerThread];
   read_selection(p, own, entries, errors);
@@ -144,8 +141,8 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
 /// The other warps: they find slots, then help to copy.
 template <bool kForecasts>
 __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, RecallShared& shared) {
-  begin();
   const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kLookers;
+  let_next_kernel_begin();  // when the lookers do, too: it takes all threads of a block
   LayerCounters& counters = *p.layer.counters;
   if (claimer == kClaimers - 1) {  // what is counted at the end, when nothing should have to be waited for
     ptx::prefetch(&counters.hits);
@@ -155,7 +152,9 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   const RowScores scores = row_scores(p);
   const ClaimPlace place =
       claim_place(p.layer, now, static_cast<std::int32_t>(blockIdx.x), static_cast<std::int32_t>(gridDim.x));
-  const Sight ahead = look_ahead(p.layer, scores, now, place, claimer, /*expected=*/false, shared.claim);
+  const FirstLook look = look_first(p.layer, scores, now, place, claimer, /*expected=*/false);
+  wait_for_kernel_before();
+  Sight sight = look_ahead(look, scores, now, claimer, shared.claim);
   join(kListed, kThreads);
   const Missing missing = shared.look_up.missing();
   if (claimer == kClaimers - 1) {
@@ -176,12 +175,15 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   const std::int32_t* rows = shared.look_up.rows;
   std::int32_t* slots = shared.look_up.slots;
   const std::int32_t evicted =
-      claim_slots(p.layer, scores, now, place, claimer, ahead, rows, slots, missing.rows, shared.claim);
+      claim_slots(p.layer, scores, now, place, claimer, sight, rows, slots, missing.rows, shared.claim);
   meet(kSlotsFound, kThreads);
   publish_slots(p.layer, now, claimer, rows, slots, shared.claim.given);
   if (claimer == 0) {
     count(&counters.misses, shared.claim.given);
     count(&counters.evictions, evicted);
+  }
+  if (evicted > 0) {
+    leave_hint(p.layer, scores, now, claimer, queue.place, sight, rows, slots, shared.claim.given, shared.claim);
   }
   copy_others(p.layer, shared, missing, queue);
 }
@@ -194,7 +196,6 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
   __shared__ RecallShared shared;
   const auto block = static_cast<std::int32_t>(blockIdx.x);
   if (block < append_blocks) {
-    begin();
     const AppendParams append{.layer = p.layer,
                               .step = p.step,
                               .shape = p.shape,
@@ -203,6 +204,7 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
                               .index_key = nullptr,
                               .index_key_dtype = DType::f32};
     append_row(append, block * kAllWarps + warp_index(), errors);
+    wait_for_kernel_before();
     return;
   }
   const CopyQueue queue{.left = &p.layer.replacement->copied,

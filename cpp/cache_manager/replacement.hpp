@@ -14,6 +14,12 @@
 // fetched ahead (by a prefetch for the step under way, by a forecast for the next one) has a stamp below kFree until it
 // is used: once it has had its chance it counts as older than it is, so that wrong guesses go before what was once of
 // use.
+//
+// New rows of a step need slots before it is scored. For them the last call that gave slots away leaves hints
+// (hints.hpp): of its last window those slots that would have gone next, unless only a few were left, which are nearly
+// selected; then, where rows were scored, those that it has just fetched, the lowest score first. In a pool that holds
+// little more than a selection there is nothing else: what came to it last, and barely, is the first to leave it. A
+// hint holds until its slot is used.
 
 #include <cstdint>
 
@@ -28,12 +34,16 @@ inline constexpr std::int32_t kWindow = 512;     ///< slots that are looked at t
 inline constexpr std::int32_t kSpread = 32;      ///< slots looked at for each that is needed ...
 inline constexpr std::int32_t kLeastSpread = 8;  ///< ... and the fewest, where many are needed
 inline constexpr std::int32_t kWindowGrain = 32;
+inline constexpr std::int32_t kHints = 64;  ///< that a layer keeps, at most
+/// Slots of a window that may go and do not, for hints to be among them.
+inline constexpr std::int32_t kLeastLeft = 4;
 
 struct ReplacementState {
   std::int32_t hand;         ///< where the next window begins (CPU)
   std::int32_t free;         ///< slots on the stack of free ones
   std::int32_t missed = 0;   ///< latest tick in which slots were needed (GPU: whether to expect it again)
   std::uint32_t copied = 0;  ///< blocks of the call under way that have copied their rows (GPU), 0 between calls
+  std::int32_t popped = 0;   ///< latest tick in which slots came from the stack (GPU)
 };
 
 inline constexpr std::int32_t kLastTick = (1 << 30) - 2;  ///< there are two stamps of what is fetched ahead in each
@@ -85,11 +95,11 @@ struct Candidate {
   std::int32_t age;  ///< ticks since its last use, at least 1
 };
 
-/// Distance of a scored row; NaN scores are the farthest.
-ECHO_HOST_DEVICE float score_distance(float kth, float score) {
-  const float distance = kth - score;
-  return distance >= 0.0F ? distance : (distance < 0.0F ? 0.0F : 3.0e38F);
+/// Distance of a scored row that is so far below the k-th score; NaN scores are the farthest.
+ECHO_HOST_DEVICE float score_distance(float below_kth) {
+  return below_kth >= 0.0F ? below_kth : (below_kth < 0.0F ? 0.0F : 3.0e38F);
 }
+ECHO_HOST_DEVICE float score_distance(float kth, float score) { return score_distance(kth - score); }
 
 /// How cold a candidate is, where `farthest` and `oldest` are the largest distance and the largest age among the
 /// candidates of its window. Ages of scored rows count, too: what was just used is not cold for being the only one that

@@ -110,7 +110,7 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
 #endif
 }
 
-void launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const LaunchContext& context) {
+int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const LaunchContext& context) {
   require_aligned("q", params.q);
   require_aligned("slots", params.slots);
   require_aligned("out", params.out);
@@ -118,10 +118,11 @@ void launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& 
   const std::int32_t items = params.block.count * groups;
   const Work work{.groups = groups, .items = items, .clusters = std::min(plan.clusters, items)};
   if (work.clusters == 0) {
-    return;
+    return 0;
   }
   const ClusterLaunch launch(context, plan.splits, work.clusters, kThreads, sizeof(Shared));
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, kernel_for(params.shape), params, work, context.errors));
+  return work.clusters * plan.splits;
 }
 
 }  // namespace echo

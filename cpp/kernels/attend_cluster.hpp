@@ -17,8 +17,8 @@ struct AttendClusterPlan {
 /// top_k a multiple of 64 and 1, 2, 4 or 8 splits.
 AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t splits, int device);
 
-/// One launch for the whole block. Throws InvalidArgument naming `q`, `slots` or `out` where they are not aligned to 16
-/// bytes.
-void launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const LaunchContext& context);
+/// One launch for the whole block, of as many thread blocks as are returned, each with a multiprocessor of its own.
+/// Throws InvalidArgument naming `q`, `slots` or `out` where they are not aligned to 16 bytes.
+int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const LaunchContext& context);
 
 }  // namespace echo

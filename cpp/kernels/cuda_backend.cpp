@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache_manager/begin.cuh"
+#include "cache_manager/fetch_forecast.cuh"
 #include "cache_manager/recall.cuh"
 #include "cache_manager/release.cuh"
 #include "echo/errors.hpp"
@@ -52,6 +53,10 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
     check_attend(sizes.shape, device_);
     if (own_kernels_) {
       attend_cluster_ = plan_attend_cluster(sizes.shape, sizes.splits, device_);
+      if (sizes.forecast_cap > 0) {
+        const int left = multiprocessors_ - kForecastSms;
+        attend_cluster_.clusters = std::min(attend_cluster_.clusters, std::max(1, left / sizes.splits));
+      }
     }
   }
   score_sm90_ = own_kernels_ && prepare_score_sm90(sizes.shape, device_);
@@ -184,8 +189,11 @@ void CudaBackend::score(const ScoreParams& params) {
     forecasts_.join_pool(params.layer.pool, pass());
   }
   if (score_sm90_) {
-    launch_score_sm90(params, context());
-    return;
+    LaunchContext launch = context();
+    if (forecasts_.fetching(pass()) != nullptr) {
+      launch.multiprocessors -= fetch_forecast_blocks();  // all its blocks run together
+    }
+    return launch_score_sm90(params, launch);
   }
   clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
   if (params.index_key != nullptr) {
@@ -207,8 +215,13 @@ void CudaBackend::clear_next_sift(const ScoreParams& params) {
 
 void CudaBackend::select(const SelectParams& params) {
   const DeviceGuard guard(device_);
-  if (fits_select_cluster(params, select_cluster_)) {
-    return launch_select_cluster(params, select_cluster_, context(/*waits=*/true));
+  NearLists near = scratch().near();
+  forecasts_.join_found(pass());  // in what select left
+  near_left_ = fits_select_cluster(params, select_cluster_);
+  if (near_left_) {
+    near.ended = forecasts_.fetching(pass());
+    forecasts_.ending();
+    return launch_select_cluster(params, select_cluster_, near, context(/*waits=*/true));
   }
   launch_select(params, context());
 }
@@ -229,10 +242,10 @@ void CudaBackend::forecast(const ForecastParams& params) {
   require_at_most("forecast_cap", params.cap, sizes.forecast_cap);
   ForecastLists lists = scratch().forecast(params.index);
   lists.cap = std::min(lists.cap, params.cap);
-  if (lists.cap == 0) {
+  if (lists.cap == 0 || !near_left_) {
     return;
   }
-  forecasts_.add(params, lists, pass());
+  forecasts_.add(params, scratch().near(), lists, pass());
 }
 
 void CudaBackend::attend(const AttendParams& params) {
@@ -240,15 +253,17 @@ void CudaBackend::attend(const AttendParams& params) {
   const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
   require_at_most("attention_splits", params.splits, memory.sizes().splits);
   if (attend_cluster_.clusters > 0 && params.splits == attend_cluster_.splits) {
-    launch_attend_cluster(params, attend_cluster_, context());
-    return forecasts_.attended(params.layer.pool, pass());
+    LaunchContext launch = context();
+    launch.begun = forecasts_.attention_begun(params.layer.pool);
+    const int blocks = launch_attend_cluster(params, attend_cluster_, launch);
+    return forecasts_.attended(params.layer.pool, multiprocessors_ - blocks, pass());
   }
   for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {
     const std::int32_t count = std::min(kAttendRows, params.block.count - first);
     launch_attend_splits(params, first, count, memory.attend_partials(), context());
     launch_attend_combine(params, first, count, memory.attend_partials(), context());
   }
-  forecasts_.attended(params.layer.pool, pass());
+  forecasts_.attended(params.layer.pool, 0, pass());
 }
 
 void CudaBackend::commit(const CommitParams& params) {

@@ -42,7 +42,8 @@ class CudaBackend final : public Backend {
   void prepare(const ScratchSizes& sizes) override;
 
   bool sifts() const override { return score_sm90_; }
-  bool forecasts() const override { return true; }
+  /// Select leaves what they look at, if it is the kernel with clusters. Known after prepare.
+  bool forecasts() const override { return select_cluster_.largest_cluster > 0; }
 
   /// Until called, the backend works on a stream of its own. Later calls come after earlier ones on
   /// any stream, unless the new stream is being captured: then whoever captures it has to wait
@@ -120,6 +121,7 @@ class CudaBackend final : public Backend {
   std::optional<Scratch> scratch_;
   bool score_sm90_ = false;                  ///< which kernel scores
   SelectClusterPlan select_cluster_;         ///< how select runs, if it can run that way
+  bool near_left_ = false;                   ///< the last one left its lists, if forecasts have memory for them
   AttendClusterPlan attend_cluster_;         ///< how attend runs, if it can run that way
   std::vector<LayerView> layers_on_device_;  ///< what lies in the scratch for begin and release
   std::deque<Event> marks_;                  ///< those not known to be done, oldest first

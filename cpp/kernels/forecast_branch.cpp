@@ -23,26 +23,32 @@ void wait(cudaStream_t stream, const Event& event) { ECHO_CUDA_CHECK(cudaStreamW
 
 }  // namespace
 
-void ForecastBranch::add(const ForecastParams& params, const ForecastLists& lists, const LaunchContext& pass) {
+void ForecastBranch::add(const ForecastParams& params, const NearLists& near, const ForecastLists& lists,
+                         const LaunchContext& pass) {
   settle(pass);
   capture_ = capture_of(pass.stream);
   recalled_.record(pass.stream);
-  added_ = {.params = params, .lists = lists};
+  added_ = {.params = params, .near = near, .lists = lists};
   pools_.push_back(params.layer.pool);
 }
 
-void ForecastBranch::attended(const std::byte* pool, const LaunchContext& pass) {
+cudaEvent_t ForecastBranch::attention_begun(const std::byte* pool) {
   if (!added_ || added_->params.layer.pool != pool) {
-    return;
+    return nullptr;
   }
-  const Forecast own = *added_;
-  if (!settle(pass)) {
-    return;
+  added_->begun = true;
+  return begun_.get();
+}
+
+void ForecastBranch::attended(const std::byte* pool, int left, const LaunchContext& pass) {
+  if (added_ && added_->params.layer.pool == pool) {
+    added_->left = std::max(left, kForecastSms);
+    settle(pass);
   }
-  attended_.record(pass.stream);
-  wait(find_.get(), attended_);
-  launch_end_forecast(own.params, own.lists, beside(pass, find_));
-  ended_.record(find_.get());
+}
+
+std::int32_t* ForecastBranch::fetching(const LaunchContext& pass) {
+  return settle(pass) && fetching_ ? fetching_->ended : nullptr;
 }
 
 void ForecastBranch::join_found(const LaunchContext& pass) {
@@ -54,10 +60,17 @@ void ForecastBranch::join_found(const LaunchContext& pass) {
 
 void ForecastBranch::join(const LaunchContext& pass) {
   if (settle(pass)) {
+    if (fetching_) {
+      passed_.record(pass.stream);
+      wait(find_.get(), passed_);
+      launch_end_forecast(*fetching_, beside(pass, find_));
+      ended_.record(find_.get());
+    }
     wait(pass.stream, ended_);
     wait(pass.stream, fetched_);
   }
   pools_.clear();
+  fetching_.reset();
   finding_ = false;
 }
 
@@ -78,6 +91,7 @@ bool ForecastBranch::settle(const LaunchContext& pass) {
   }
   if (capture_of(pass.stream) != capture_) {
     added_.reset();
+    fetching_.reset();
     pools_.clear();
     finding_ = false;
     return false;
@@ -86,10 +100,16 @@ bool ForecastBranch::settle(const LaunchContext& pass) {
     const Forecast own = *added_;
     added_.reset();
     wait(find_.get(), recalled_);
-    launch_find_forecast(own.params, own.lists, beside(pass, find_));
+    if (own.begun) {
+      wait(find_.get(), begun_);
+    }
+    LaunchContext finding = beside(pass, find_);
+    finding.multiprocessors = own.left;
+    launch_find_forecast(own.params, own.near, own.lists, finding);
     found_.record(find_.get());
     ended_.record(find_.get());
     finding_ = true;
+    fetching_ = own.lists;
     wait(fetch_.get(), found_);
     launch_fetch_forecast(own.params, own.lists, beside(pass, fetch_));
     fetched_.record(fetch_.get());

@@ -2,12 +2,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "cache_manager/forecast_lists.hpp"
 #include "kernels/cuda_handles.hpp"
 #include "kernels/launch.hpp"
+#include "kernels/near_lists.hpp"
 
 namespace echo {
 
@@ -15,17 +17,24 @@ namespace echo {
 /// What must not run beside them joins them first. Works in a stream capture, too: the branches then belong to the
 /// graph; what a capture left unjoined never ran and is forgotten.
 ///
-/// They are launched behind the layer's attention, although they follow its recall, so that they get the
-/// multiprocessors that attention leaves; and fetching ends with it, so that it is in nobody's way: what has not been
-/// fetched by then is left out.
+/// They are launched behind the layer's attention, once its blocks have begun, although they follow its recall: they
+/// get the multiprocessors that attention leaves, and none of its clusters waits for one. Fetching goes on beside the
+/// next score; what has not been fetched when the next select begins is left out.
 class ForecastBranch {
  public:
   /// Behind what is on the pass's stream.
-  void add(const ForecastParams& params, const ForecastLists& lists, const LaunchContext& pass);
-  /// Attention over the rows of the pool has been launched.
-  void attended(const std::byte* pool, const LaunchContext& pass);
+  void add(const ForecastParams& params, const NearLists& near, const ForecastLists& lists, const LaunchContext& pass);
+  /// The event that an attention over the rows of the pool is to record when all its blocks have begun; null: none.
+  cudaEvent_t attention_begun(const std::byte* pool);
+  /// Attention over the rows of the pool has been launched, and leaves so many multiprocessors.
+  void attended(const std::byte* pool, int left, const LaunchContext& pass);
 
-  /// The pass goes on once rows were found: scores may be overwritten.
+  /// ForecastLists::ended of what is being fetched and has not been told to end; null: nothing.
+  std::int32_t* fetching(const LaunchContext& pass);
+  /// Somebody sets that.
+  void ending() { fetching_.reset(); }
+
+  /// The pass goes on once rows were found: what select left, scores and k-th scores may be overwritten.
   void join_found(const LaunchContext& pass);
   /// Once all is done.
   void join(const LaunchContext& pass);
@@ -37,23 +46,28 @@ class ForecastBranch {
  private:
   struct Forecast {
     ForecastParams params;
+    NearLists near;
     ForecastLists lists;
+    bool begun = false;       ///< its attention records the event
+    int left = kForecastSms;  ///< multiprocessors
   };
 
   /// Launches what was added, unless it belongs to a capture that is over; false if nothing is left to join.
   bool settle(const LaunchContext& pass);
 
-  Stream find_{first_priority()};
+  Stream find_;
   Stream fetch_{first_priority()};
   Event recalled_;
-  Event attended_;
+  Event begun_;
+  Event passed_;
   Event found_;
   Event ended_;
   Event fetched_;
-  std::optional<Forecast> added_;        ///< and not launched
-  std::vector<const std::byte*> pools_;  ///< added for since the last join
-  bool finding_ = false;                 ///< since the last join_found
-  unsigned long long capture_ = 0;       ///< in which they were added; 0: none
+  std::optional<Forecast> added_;          ///< and not launched
+  std::optional<ForecastLists> fetching_;  ///< and nobody ends it
+  std::vector<const std::byte*> pools_;    ///< added for since the last join
+  bool finding_ = false;                   ///< since the last join_found
+  unsigned long long capture_ = 0;         ///< in which they were added; 0: none
 };
 
 }  // namespace echo

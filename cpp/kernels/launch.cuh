@@ -54,10 +54,18 @@ void launch_early(const LaunchContext& context, void (*kernel)(Parameters...), d
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
+/// The attribute of a launch that records an event when all its blocks have begun.
+inline cudaLaunchAttribute begun_event(cudaEvent_t event) {
+  cudaLaunchAttribute begun{};
+  begun.id = cudaLaunchAttributeLaunchCompletionEvent;
+  begun.val.launchCompletionEvent.event = event;
+  return begun;
+}
+
 /// A launch of clusters of `blocks` thread blocks each, likewise early.
 struct ClusterLaunch {
   cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2] = {{}, early_launch()};
+  cudaLaunchAttribute attributes[3] = {};
 
   ClusterLaunch(const LaunchContext& context, std::int32_t blocks, std::int64_t clusters, std::int32_t threads,
                 std::size_t shared_bytes) {
@@ -68,14 +76,21 @@ struct ClusterLaunch {
     config.dynamicSmemBytes = shared_bytes;
     config.stream = context.stream;
     config.attrs = attributes;
-    config.numAttrs = context.early ? 2 : 1;
+    config.numAttrs = 1;
+    if (context.early) {
+      attributes[config.numAttrs++] = early_launch();
+    }
+    if (context.begun != nullptr) {
+      attributes[config.numAttrs++] = begun_event(context.begun);
+    }
   }
   ClusterLaunch(const ClusterLaunch&) = delete;
   ClusterLaunch& operator=(const ClusterLaunch&) = delete;
 };
 
-/// In a kernel of launch_early: until what ran before on the stream has ended and its writes are seen. Nothing that a
-/// kernel writes may be read, and nothing written, before.
+/// In a kernel of launch_early: until what ran before on the stream has ended and its writes are seen. Kernels call it
+/// before they let the next one begin, so before it there is what there was when the kernel ahead began: nothing that
+/// one writes may be read, and nothing written that it reads or writes.
 __device__ inline void wait_for_kernel_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -61,32 +61,43 @@ __device__ __forceinline__ void stage(const Attention& attention, std::uint32_t 
   }
 }
 
-/// Factors of the splits' sums for one head and half of the columns: lane s has that of split s.
-__device__ __forceinline__ float split_factor(const Shared& shared, std::uint32_t splits, std::uint32_t head,
-                                              std::uint32_t column_half) {
-  const auto lane = static_cast<std::uint32_t>(lane_index());
-  float reference = -INFINITY;
-  float sum = 0.0F;
-  float unit = 0.0F;
-  if (lane < splits) {
-    const uint4 first = ptx::load_remote(ptx::remote_address(ptx::shared_address(&shared.shares[0][head]), lane));
-    const uint4 second = ptx::load_remote(ptx::remote_address(ptx::shared_address(&shared.shares[1][head]), lane));
-    reference = float_of(first.x);
-    sum = float_of(first.y) + float_of(second.y);
-    unit = float_of(column_half == 0 ? first.z : second.z);
-  }
+inline constexpr std::uint32_t kParts = 16;  ///< staged sums that a warp combines, a split's of a head each
+
+/// Which those are: of some heads those of all splits, the block's own first so that not all blocks read from the same
+/// one.
+template <std::uint32_t kSplits>
+struct Parts {
+  std::uint32_t first_head;
+  std::uint32_t rank;
+
+  __device__ __forceinline__ std::uint32_t head(std::uint32_t part) const { return first_head + part / kSplits; }
+  __device__ __forceinline__ std::uint32_t split(std::uint32_t part) const { return (part + rank) % kSplits; }
+};
+
+/// What the parts are multiplied by, in half of the columns: lanes i and i + 16 have that of part i.
+template <std::uint32_t kSplits>
+__device__ __forceinline__ float part_factor(const Shared& shared, const Parts<kSplits>& parts,
+                                             std::uint32_t column_half) {
+  const std::uint32_t part = static_cast<std::uint32_t>(lane_index()) % kParts;
+  const auto share = [&](std::uint32_t group) {
+    return ptx::load_remote(
+        ptx::remote_address(ptx::shared_address(&shared.shares[group][parts.head(part)]), parts.split(part)));
+  };
+  const uint4 first = share(0);
+  const uint4 second = share(1);
+  const float reference = float_of(first.x);
+  const float unit = float_of(column_half == 0 ? first.z : second.z);
   float overall = reference;
 #pragma unroll
-  for (int step = kMaxSplits / 2; step > 0; step /= 2) {
+  for (int step = 1; step < static_cast<int>(kSplits); step *= 2) {
     overall = fmaxf(overall, __shfl_xor_sync(kAllLanes, overall, step));
   }
   const float origin = overall == -INFINITY ? 0.0F : overall;  // no inf - inf where nothing is selected
   const float weight = ptx::exp2_approx(reference - origin);
-  const float counted = weight * sum;
-  float total = 0.0F;
+  float total = weight * (float_of(first.y) + float_of(second.y));
 #pragma unroll
-  for (int split = 0; split < kMaxSplits; ++split) {
-    total += __shfl_sync(kAllLanes, counted, split);
+  for (int step = 1; step < static_cast<int>(kSplits); step *= 2) {
+    total += __shfl_xor_sync(kAllLanes, total, step);
   }
   return total == 0.0F ? 0.0F : __fdividef(weight * unit, total);
 }
@@ -105,41 +116,60 @@ __device__ __forceinline__ void store_outputs(void* out, DType dtype, std::int64
     to[1] = make_float4(values[4], values[5], values[6], values[7]);
   } else {
     *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(out) + at) =
-        make_uint4(pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
-                   pack_bf16(values[6], values[7]));
+        make_uint4(ptx::to_bf16x2(values[0], values[1]), ptx::to_bf16x2(values[2], values[3]),
+                   ptx::to_bf16x2(values[4], values[5]), ptx::to_bf16x2(values[6], values[7]));
   }
 }
 
-/// Writes the outputs of the block's part of heads [first, first + 64) of a row. A warp has a head and half of the
-/// columns at a time, a lane eight columns.
-__device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
-                                        const Shared& shared, std::uint32_t rank, std::uint32_t splits) {
-  const std::uint32_t heads = kHeads / splits;
-  const std::uint32_t column_half = threadIdx.x / kWarp % 2;
+/// Writes the outputs of the block's part of heads [first, first + 64) of a row. A warp has a quarter of them and half
+/// of the columns, a lane eight columns; all that it reads is on its way at once.
+template <std::uint32_t kSplits>
+__device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t row, std::int32_t first,
+                                           const Shared& shared, std::uint32_t rank) {
+  const std::uint32_t warp = threadIdx.x / kWarp;
+  const std::uint32_t column_half = warp % 2;
   const std::uint32_t chunk = column_half * kWarp + static_cast<std::uint32_t>(lane_index());
   const std::uint32_t staged = ptx::shared_address(shared.rows[1]);
-#pragma unroll 1
-  for (std::uint32_t i = threadIdx.x / (2 * kWarp); i < heads; i += kConsumers / (2 * kWarp)) {
-    const std::uint32_t head = rank * heads + i;
-    const std::uint32_t place = staged + staged_offset(head, chunk);
-    uint4 parts[kMaxSplits];
+  const Parts<kSplits> parts{(4 * rank + warp / 2) * (kParts / kSplits), rank};
+  uint4 sums[kParts];
 #pragma unroll
-    for (std::uint32_t split = 0; split < kMaxSplits; ++split) {
-      parts[split] = split < splits ? ptx::load_remote(ptx::remote_address(place, split)) : make_uint4(0, 0, 0, 0);
-    }
-    const float factors = split_factor(shared, splits, head, column_half);
-    float values[8] = {};
+  for (std::uint32_t part = 0; part < kParts; ++part) {
+    const std::uint32_t place = staged + staged_offset(parts.head(part), chunk);
+    sums[part] = ptx::load_remote(ptx::remote_address(place, parts.split(part)));
+  }
+  const float factors = part_factor(shared, parts, column_half);
+  const std::int64_t to = (row * p.shape.query_heads + first + parts.first_head) * kLatent + chunk * 8;
+  const std::int32_t heads = p.shape.query_heads - first - static_cast<std::int32_t>(parts.first_head);
+  float values[8] = {};
 #pragma unroll
-    for (int split = 0; split < kMaxSplits; ++split) {
-      const float factor = __shfl_sync(kAllLanes, factors, split);
-      add_halves(parts[split].x, factor, values[0], values[1]);
-      add_halves(parts[split].y, factor, values[2], values[3]);
-      add_halves(parts[split].z, factor, values[4], values[5]);
-      add_halves(parts[split].w, factor, values[6], values[7]);
+  for (std::uint32_t part = 0; part < kParts; ++part) {
+    const float factor = __shfl_sync(kAllLanes, factors, static_cast<int>(part));
+    add_halves(sums[part].x, factor, values[0], values[1]);
+    add_halves(sums[part].y, factor, values[2], values[3]);
+    add_halves(sums[part].z, factor, values[4], values[5]);
+    add_halves(sums[part].w, factor, values[6], values[7]);
+    if (part % kSplits == kSplits - 1) {
+      if (static_cast<std::int32_t>(part / kSplits) < heads) {
+        store_outputs(p.out, p.out_dtype, to + part / kSplits * kLatent, values);
+      }
+#pragma unroll
+      for (float& value : values) {
+        value = 0.0F;
+      }
     }
-    if (first + static_cast<std::int32_t>(head) < p.shape.query_heads) {
-      store_outputs(p.out, p.out_dtype, (row * p.shape.query_heads + first + head) * kLatent + chunk * 8, values);
-    }
+  }
+}
+__device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
+                                        const Shared& shared, std::uint32_t rank, std::uint32_t splits) {
+  switch (splits) {
+    case 1:
+      return combine_of<1>(p, row, first, shared, rank);
+    case 2:
+      return combine_of<2>(p, row, first, shared, rank);
+    case 4:
+      return combine_of<4>(p, row, first, shared, rank);
+    default:
+      return combine_of<kMaxSplits>(p, row, first, shared, rank);
   }
 }
 

@@ -39,13 +39,17 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
     meet_aligned(kConsumersBarrier, kConsumers);  // nobody reads the second half or the query any more
     stage(attention, group, shared);
     __syncwarp();
-    if (static_cast<std::uint32_t>(lane_index()) < splits) {
+    if (splits > 1 && static_cast<std::uint32_t>(lane_index()) < splits) {
       shared.staged.arrive_remote(static_cast<std::uint32_t>(lane_index()));
     }
     if (next < work.items) {  // not before: telling other blocks would wait for what is on its way
       load_query(p, query_row(p, work, next), work.first_head(next), shared);
     }
-    shared.staged.wait_cluster(item_parity);
+    if (splits > 1) {
+      shared.staged.wait_cluster(item_parity);
+    } else {
+      meet_aligned(kConsumersBarrier, kConsumers);
+    }
     combine(p, query_row(p, work, item), work.first_head(item), shared, ptx::cluster_rank(), splits);
     __syncwarp();
     // After the last item nobody waits for this, and a block that has left must not be told.

@@ -145,13 +145,11 @@ __device__ __forceinline__ void refer(Attention& attention, const float (&refere
     attention.sum[i] *= factors[i];
   }
 }
+/// Always: where a factor is not 1 differs between the warps of a warpgroup, which have to go the same way.
 __device__ __forceinline__ void rescale(const float (&factors)[2], float (&out)[kOutputs]) {
-  if (!__all_sync(kAllLanes, factors[0] == 1.0F && factors[1] == 1.0F)) {
-    ptx::wgmma_wait<0>();  // the compiler would wait here anyway: it takes logits in flight for these
 #pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      out[i] *= factors[head_of(i)];
-    }
+  for (int i = 0; i < kOutputs; ++i) {
+    out[i] *= factors[head_of(i)];
   }
 }
 

@@ -42,8 +42,7 @@ static_assert(kConsumers * kConsumerRegisters + kGatherers * kGatherRegisters ==
 inline constexpr int kMaxSplits = 8;  ///< blocks of a cluster
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kGatherBarrier = 2;
-inline constexpr int kFirstWeightsBarrier = 3;
-inline constexpr int kSecondWeightsBarrier = 4;
+inline constexpr int kWeightsBarrier = 3;  ///< and the next, one for each half
 
 /// Byte of 16-byte chunk `chunk` (0 to 7) of row `row` in an atom.
 __device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uint32_t chunk) {
@@ -51,13 +50,7 @@ __device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uin
 }
 
 inline constexpr int kTile = kHalves * kHalf;
-inline constexpr int kAhead = 3;  ///< tiles whose slots are known
-
-/// Which entries of a half are there.
-struct Present {
-  std::uint64_t entries;  ///< bit i: entry i has a row
-  std::uint32_t tile;     ///< 0 where the whole tile has no rows: it is passed over
-};
+inline constexpr std::uint32_t kMarks = 4;  ///< tiles of which gathering warps tell each other
 
 /// What a warpgroup knows of a head at the end of its split: what weights are relative to and, of its halves of the
 /// tiles, their sum; and of its half of the columns, what the staged values are multiplied by.
@@ -73,13 +66,12 @@ struct Shared {
   std::byte rows[kHalves][kMatrixBytes];
   float references[kHalves][kHeads];  ///< what the weights of a half are relative to
   Share shares[kHalves][kHeads];
-  Present present[kHalves];
-  std::int32_t slots[kAhead][kTile];       ///< of this tile and the next two, kNone where there is nothing to attend to
-  std::uint64_t entries[kAhead][kHalves];  ///< bit i of word h: entry 64 h + i is there
-  ptx::Mbarrier full[kHalves];             ///< a half has been gathered
-  ptx::Mbarrier empty[kHalves];            ///< and may be overwritten
-  ptx::Mbarrier staged;                    ///< all blocks of the cluster have their sums where others can read them
-  ptx::Mbarrier drained;                   ///< all blocks have read this block's
+  std::uint64_t entries[kHalves];  ///< bit i: entry i of a half has a row; where none has, the half is passed over
+  std::uint64_t marks[kMarks];     ///< byte w: gathering warp w has rows in a tile
+  ptx::Mbarrier full[kHalves];     ///< a half has been gathered
+  ptx::Mbarrier empty[kHalves];    ///< and may be overwritten
+  ptx::Mbarrier staged;            ///< all blocks of the cluster have their sums where others can read them
+  ptx::Mbarrier drained;           ///< all blocks have read this block's
 };
 static_assert(sizeof(Shared) + 1024 <= 227 * 1024);
 

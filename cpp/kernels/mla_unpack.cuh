@@ -25,25 +25,28 @@ __device__ __forceinline__ bool is_usual_scale(std::uint32_t scale) {
   return scale == 0U || (scale >= kLeast && scale < kEnd && (scale & 0xFFFFU) == 0U);
 }
 
-/// Codes kFirst and the next of four, times the factor.
-template <int kFirst>
-__device__ __forceinline__ std::uint32_t unpack_pair(std::uint32_t codes, std::uint32_t factor) {
-  // Each code with its sign extended to 16 bits; shifted, its sign is in all of bits 11 to 15, of which 15 stays.
-  const std::uint32_t extended = ptx::permuted<kFirst == 0 ? 0x9180U : 0xB3A2U>(codes);
-  return ptx::multiply_bf16x2(extended << 4 & 0x87F087F0U, factor);
-}
+/// How eight of 16 codes are taken out of their four words: each with its sign extended to 16 bits.
+struct Order {
+  std::uint32_t even;  ///< codes 0 and 1 of a word
+  std::uint32_t odd;   ///< codes 2 and 3
 
-/// 16 codes as bf16.
-struct Unpacked {
-  uint4 first;   ///< of codes 0 to 7
-  uint4 second;  ///< of codes 8 to 15
-
-  __device__ __forceinline__ Unpacked(const uint4& codes, std::uint32_t factor)
-      : first(make_uint4(unpack_pair<0>(codes.x, factor), unpack_pair<2>(codes.x, factor),
-                         unpack_pair<0>(codes.y, factor), unpack_pair<2>(codes.y, factor))),
-        second(make_uint4(unpack_pair<0>(codes.z, factor), unpack_pair<2>(codes.z, factor),
-                          unpack_pair<0>(codes.w, factor), unpack_pair<2>(codes.w, factor))) {}
+  /// Of codes 0 to 7, or 8 to 15.
+  __device__ __forceinline__ explicit Order(bool last)
+      : even(last ? 0xD5C4U : 0x9180U), odd(last ? 0xF7E6U : 0xB3A2U) {}
 };
+
+/// Two codes of either word, times the factor.
+__device__ __forceinline__ std::uint32_t unpack_pair(std::uint32_t first, std::uint32_t last, std::uint32_t selector,
+                                                     std::uint32_t factor) {
+  // Shifted, a code's sign is in all of bits 11 to 15, of which 15 stays.
+  return ptx::multiply_bf16x2(ptx::permuted(first, last, selector) << 4 & 0x87F087F0U, factor);
+}
+/// Eight codes as bf16.
+__device__ __forceinline__ uint4 unpack(const uint4& codes, const Order& order, std::uint32_t factor) {
+  return make_uint4(unpack_pair(codes.x, codes.z, order.even, factor), unpack_pair(codes.x, codes.z, order.odd, factor),
+                    unpack_pair(codes.y, codes.w, order.even, factor),
+                    unpack_pair(codes.y, codes.w, order.odd, factor));
+}
 
 /// Bit 7 of a byte of the result is set if one of the codes is NaN (0x7F or 0xFF), which unpack_pair takes for 480:
 /// those are the codes whose sign bit changes when 1 is added. A carry only comes from a NaN too.
@@ -52,7 +55,8 @@ __device__ __forceinline__ std::uint32_t nan_marks(const uint4& codes) {
   return (codes.x ^ (codes.x + kOnes)) | (codes.y ^ (codes.y + kOnes)) | (codes.z ^ (codes.z + kOnes)) |
          (codes.w ^ (codes.w + kOnes));
 }
-__device__ __forceinline__ bool has_nan(std::uint32_t marks) { return (marks & 0x80808080U) != 0U; }
+inline constexpr std::uint32_t kUnusual = 0x80808080U;  ///< the marks that count
+__device__ __forceinline__ bool is_usual(std::uint32_t marks) { return (marks & kUnusual) == 0U; }
 
 /// Two codes, by the definition.
 __device__ inline std::uint32_t convert(std::uint32_t codes, float scale) {

@@ -19,16 +19,6 @@ struct Work {
   __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const { return item % groups * kHeads; }
 };
 
-/// A tile of a block's work.
-struct Place {
-  std::int32_t item;
-  std::int32_t tile;  ///< of the block's split
-
-  __device__ __forceinline__ Place next(const Work& work, std::int32_t tiles) const {
-    return tile + 1 < tiles ? Place{item, tile + 1} : Place{item + work.clusters, 0};
-  }
-};
-
 /// The block's split of a selection.
 struct Split {
   std::int32_t begin;  ///< first entry
@@ -40,6 +30,30 @@ struct Split {
     begin = rank * halves / p.splits * kHalf;
     count = (rank + 1) * halves / p.splits * kHalf - begin;
     tiles = max(1, (count + kTile - 1) / kTile);
+  }
+};
+
+/// A tile of a block's work: the slots of it and of the rest of its item. Going on to the next takes an addition, but
+/// at the end of an item.
+struct Place {
+  const std::int32_t* slots;
+  std::int32_t count;  ///< of entries that exist from here on; of an item beyond the last, none
+  std::int32_t item;
+
+  __device__ __forceinline__ Place(const AttendParams& p, const Work& work, const Split& split, std::int32_t item_)
+      : slots(p.slots), count(0), item(item_) {
+    if (item < work.items) {
+      slots += static_cast<std::int64_t>(work.row(item)) * p.shape.top_k + split.begin;
+      count = split.count;
+    }
+  }
+  __device__ __forceinline__ void advance(const AttendParams& p, const Work& work, const Split& split) {
+    if (count > kTile) {
+      slots += kTile;
+      count -= kTile;
+    } else {
+      *this = Place(p, work, split, item + work.clusters);
+    }
   }
 };
 

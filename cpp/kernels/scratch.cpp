@@ -32,6 +32,10 @@ struct Scratch::Layout {
     forecast_rows = take<std::int32_t>(lists * forecast_cap);
     forecast_slots = take<std::int32_t>(lists * forecast_cap);
     forecast_ended = take<std::int32_t>(forecast_cap > 0 ? sizes.layers : 0);
+    forecast_pace = take<ForecastPace>(forecast_cap > 0 ? sizes.layers : 0);
+    const std::int64_t near_rows = forecast_cap > 0 ? sizes.block_rows : 0;
+    near_tokens = take<ScoredToken>(near_rows * kMostNear);
+    near_counts = take<std::int32_t>(near_rows);
   }
 
   template <typename T>
@@ -52,6 +56,9 @@ struct Scratch::Layout {
   std::size_t forecast_rows;
   std::size_t forecast_slots;
   std::size_t forecast_ended;
+  std::size_t forecast_pace;
+  std::size_t near_tokens;
+  std::size_t near_counts;
   std::size_t bytes = 0;
 };
 
@@ -71,7 +78,12 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
                .rows = reinterpret_cast<std::int32_t*>(base + layout.forecast_rows),
                .slots = reinterpret_cast<std::int32_t*>(base + layout.forecast_slots),
                .ended = reinterpret_cast<std::int32_t*>(base + layout.forecast_ended),
+               .pace = reinterpret_cast<ForecastPace*>(base + layout.forecast_pace),
                .cap = layout.forecast_cap};
+  if (layout.forecast_cap > 0) {
+    near_.tokens = reinterpret_cast<ScoredToken*>(base + layout.near_tokens);
+    near_.counts = reinterpret_cast<std::int32_t*>(base + layout.near_counts);
+  }
 }
 
 ForecastLists Scratch::forecast(std::int32_t layer) const {
@@ -80,6 +92,7 @@ ForecastLists Scratch::forecast(std::int32_t layer) const {
           .rows = forecast_.rows + lists * forecast_.cap,
           .slots = forecast_.slots + lists * forecast_.cap,
           .ended = forecast_.ended + layer,
+          .pace = forecast_.pace + layer,
           .cap = forecast_.cap};
 }
 

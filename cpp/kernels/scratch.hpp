@@ -6,6 +6,7 @@
 #include "cache_manager/forecast_lists.hpp"
 #include "kernels/attend.hpp"
 #include "kernels/index_queries.hpp"
+#include "kernels/near_lists.hpp"
 #include "runtime/backend.hpp"
 
 namespace echo {
@@ -26,6 +27,8 @@ class Scratch {
   LayerView* layers() const { return layers_; }
   /// Of one layer: each has its own, since what they hold outlives the verb.
   ForecastLists forecast(std::int32_t layer) const;
+  /// For the select of any layer; nothing where there are no forecasts.
+  const NearLists& near() const { return near_; }
 
  private:
   struct Layout;
@@ -36,6 +39,7 @@ class Scratch {
   AttendPartials attend_partials_;
   LayerView* layers_;
   ForecastLists forecast_;  ///< of the first layer
+  NearLists near_;
 };
 
 }  // namespace echo

@@ -19,6 +19,7 @@
 #include "kernels/launch.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/cluster.cuh"
+#include "kernels/select_near.cuh"
 #include "kernels/select_row.cuh"
 #include "kernels/step_rows.cuh"
 
@@ -32,6 +33,7 @@ constexpr std::int32_t kLargestK = 4096;
 
 __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_constant__ SelectParams p,
                                                               const __grid_constant__ Layout layout,
+                                                              const __grid_constant__ NearLists near,
                                                               const __grid_constant__ KernelErrorView errors) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) std::byte bytes[];
@@ -48,6 +50,9 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
   const Sifted sifted(p.sift, index, rank == 0, p.step.positions + row_index);
   if (rank == 0) {
     memory.clear_for_list();
+    if (threadIdx.x == 0) {
+      begin_near(near, index);
+    }
   }
   const std::int32_t k = p.shape.top_k;
   std::int32_t length = checked_position(p.step, sifted.position(), errors) + 1;
@@ -95,6 +100,8 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     }
     list = held_list(memory);
   }
+  let_next_kernel_begin();  // it finds room where the other blocks were
+  leave_near(list, near, index);
   __syncthreads();
   select_listed(row, list, bound, memory);
 #endif
@@ -171,14 +178,15 @@ bool fits_select_cluster(const SelectParams& params, const SelectClusterPlan& pl
          reinterpret_cast<std::uintptr_t>(params.scores) % sizeof(float4) == 0;
 }
 
-void launch_select_cluster(const SelectParams& params, const SelectClusterPlan& plan, const LaunchContext& context) {
+void launch_select_cluster(const SelectParams& params, const SelectClusterPlan& plan, const NearLists& near,
+                           const LaunchContext& context) {
   if (params.block.count == 0) {
     return;
   }
   const Layout layout = layout_of(params);
   const std::int32_t blocks = blocks_per_row(params, plan, context.multiprocessors);
   const ClusterLaunch launch(context, blocks, params.block.count, kThreads, layout.bytes());
-  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, select_cluster, params, layout, context.errors));
+  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, select_cluster, params, layout, near, context.errors));
 }
 
 }  // namespace echo

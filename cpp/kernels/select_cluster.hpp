@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/launch.hpp"
+#include "kernels/near_lists.hpp"
 #include "kernels/params.hpp"
 
 namespace echo {
@@ -20,7 +21,8 @@ SelectClusterPlan plan_select_cluster(int device);
 /// multiples of 16 bytes. Results do not depend on which kernel it is.
 bool fits_select_cluster(const SelectParams& params, const SelectClusterPlan& plan);
 
-/// One launch for the whole block. Uses what score sifted.
-void launch_select_cluster(const SelectParams& params, const SelectClusterPlan& plan, const LaunchContext& context);
+/// One launch for the whole block. Uses what score sifted; leaves what just missed the selection, if that is wanted.
+void launch_select_cluster(const SelectParams& params, const SelectClusterPlan& plan, const NearLists& near,
+                           const LaunchContext& context);
 
 }  // namespace echo

@@ -31,6 +31,8 @@ class CacheOps {
   /// that the replacement rule gives away, judged by `scores`. If the rows do not fit beside what is
   /// protected: StateError naming `gpu_slots`, and nothing has changed.
   void allocate(std::span<const std::int32_t> host_rows, const RowScores& scores = {});
+  /// The same for new rows: before anything is scored, the last `allocate` of the layer has left hints.
+  void allocate_new(std::span<const std::int32_t> host_rows);
   /// The same for rows that are only likely to be needed, for as many of them, from the first on, as there is room
   /// for: they get neither slots that are in use nor those of rows at or above the k-th scores of `scores`. They may be
   /// given away in this very tick. Returns how many.
@@ -47,13 +49,24 @@ class CacheOps {
     std::int32_t stamp;
   };
 
-  /// `needed` slots in the order in which the rule gives them away, at `least` of that distance if they
-  /// are scored; stamped, so that no window yields one twice, but still mapped. Fewer where there are no
-  /// more.
-  std::vector<Victim> choose_victims(std::int32_t needed, const RowScores& scores, float least);
+  struct Choice {
+    std::vector<Victim> victims;  ///< stamped, so that none is chosen twice, but still mapped
+    std::vector<Victim> next;     ///< of the last window: what would have gone next, unless hardly any is left
+  };
+
+  /// Victims for those of `wanted` rows for which no slot is free: `hinted` ones, then by the rule. StateError if that
+  /// does not suffice.
+  Choice choose_or_throw(std::size_t wanted, std::vector<Victim> hinted, const RowScores& scores);
+  /// Adds `needed` slots in the order in which the rule gives them away, at `least` of that distance if they
+  /// are scored. Fewer where there are no more.
+  void choose_victims(std::int32_t needed, const RowScores& scores, float least, Choice& choice);
   /// Moves the hand over the next `window` slots and takes the `quota` coldest of them.
-  void take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores, float least,
-                    std::vector<Victim>& victims);
+  void take_coldest(std::int32_t window, std::int32_t quota, const RowScores& scores, float least, Choice& choice);
+  /// Hints for the next step: these slots, then those of the rows just fetched, the farthest below the k-th score
+  /// first.
+  void leave_hints(const std::vector<Victim>& next, std::span<const std::int32_t> fetched, const RowScores& scores);
+  /// Up to `most` slots that hints name, stamped.
+  std::vector<Victim> take_hints(std::int64_t most);
   /// Gives slots to the first rows, as many as there are free ones and victims; returns how many.
   std::size_t fetch_ahead(std::span<const std::int32_t> host_rows, const RowScores& scores, float least,
                           std::int32_t stamp);

@@ -48,8 +48,6 @@ std::vector<NearRow> near_rows(const ForecastParams& params, std::int32_t row) {
     return {};
   }
   const float* scores = params.scores + (row - params.block.first) * params.score_stride;
-  const std::int32_t first_row = row / params.step.query_rows * params.step.query_rows;
-  const std::span appended(params.step.positions + first_row, static_cast<std::size_t>(params.step.query_rows));
   std::vector<NearRow> rows;
   for (const ScoredToken& token : just_missed({scores, static_cast<std::size_t>(visible)}, params.shape.top_k)) {
     const float distance = score_distance(kth, scores[token.position]);
@@ -57,7 +55,7 @@ std::vector<NearRow> near_rows(const ForecastParams& params, std::int32_t row) {
       break;
     }
     const std::int32_t host_row = host_row_of(params.layer, params.step, row, token.position);
-    if (params.layer.slot_of[host_row] == kNone && std::ranges::find(appended, token.position) == appended.end()) {
+    if (params.layer.slot_of[host_row] == kNone) {  // new rows have slots since begin
       rows.push_back({.host_row = host_row, .distance = distance});
     }
   }

@@ -45,7 +45,7 @@ void claim_new_rows(ThreadPool& pool, const BeginParams& params) {
           missing.push_back(row.host_row);
         }
       }
-      cache.allocate(missing);
+      cache.allocate_new(missing);
     }
   });
 }

@@ -17,8 +17,8 @@ struct NewRow {
 /// All of them, in order. Throws StateError if the step is malformed or two rows have one host row.
 std::vector<NewRow> new_rows(const LayerView& layer, const StepView& step);
 
-/// Gives them slots in each of the layers, in parallel, judged by their age alone: nothing is scored
-/// yet. Throws StateError if the step is malformed, or naming `gpu_slots` if they do not fit.
+/// Gives them slots in each of the layers, in parallel: those that hints name, then by age alone, since
+/// nothing is scored yet. Throws StateError if the step is malformed, or naming `gpu_slots` if they do not fit.
 void claim_new_rows(ThreadPool& pool, const BeginParams& params);
 
 /// Encodes `kv` (as in AppendParams) into the host rows, and copies those bytes to the slots of rows

@@ -53,7 +53,7 @@ class Backend {
   /// Rows that this device can fetch while it scores 1,000 tokens: what prefetch_cap = -1 stands for.
   virtual double prefetch_cap() const { return kPrefetchCap; }
 
-  /// Whether forecast does anything.
+  /// Whether forecast does anything. The same from prepare() on.
   virtual bool forecasts() const { return false; }
 
   /// The stream (cudaStream_t as an integer) that all later calls work on; no meaning for the CPU.

@@ -6,6 +6,7 @@
 
 #include "cache_manager/layer_view.hpp"
 #include "echo/errors.hpp"
+#include "runtime/attention_splits.hpp"
 #include "runtime/backends.hpp"
 #include "runtime/control_block.hpp"
 
@@ -56,6 +57,12 @@ std::string product(std::int64_t a, const char* what_a, std::int64_t b, const st
   return std::to_string(a) + " " + what_a + " x " + std::to_string(b) + " " + what_b;
 }
 
+/// Rows for each session and layer. On a CPU there is no link that would be idle; generic kernels have no forecasts.
+std::int64_t forecasts_that_pay(const ModelShape& shape, const RuntimeConfig& config) {
+  const bool own_kernels = config.device.starts_with("cuda") && wants_own_kernels(config);
+  return own_kernels ? std::max<std::int64_t>(1, shape.top_k / 10) : 0;
+}
+
 }  // namespace
 
 ScratchSizes scratch_sizes(const Plan& plan) {
@@ -79,7 +86,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   require_range("max_sessions", config.max_sessions, 1, 1 << 20);
   require_range("max_context", config.max_context, 1, kMaxInt32 / kBlockTokens * kBlockTokens);
   require_range("prefill_chunk", config.prefill_chunk, 1, 65536);
-  require_range("attention_splits", config.attention_splits, 1, 64);
+  require_range("attention_splits", config.attention_splits, 0, 64);
   require_range("threads", config.threads, 0, 4096);
   static_cast<void>(wants_own_kernels(config));
   if (!(config.threshold_alpha >= 0.0 && config.threshold_alpha <= 1.0)) {
@@ -96,8 +103,9 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.config = config;
   plan.limits = limits;
   plan.host_blocks = blocks_of(config.host_tokens);
-  const std::int64_t most_forecast = forecast_reach(static_cast<std::int32_t>(shape.top_k));
-  plan.config.forecast_cap = config.forecast_cap == -1 ? most_forecast : std::min(config.forecast_cap, most_forecast);
+  plan.config.forecast_cap =
+      std::min<std::int64_t>(config.forecast_cap == -1 ? forecasts_that_pay(shape, config) : config.forecast_cap,
+                             forecast_reach(static_cast<std::int32_t>(shape.top_k)));
   plan.config.host_tokens = plan.host_blocks * kBlockTokens;
   plan.config.max_context = std::min(config.max_context, plan.config.host_tokens);
   plan.host_row_stride = config.host_row_stride == 0 ? shape.row_bytes() : config.host_row_stride;
@@ -108,6 +116,8 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
           "a multiple of 16, " + std::to_string(shape.row_bytes()) + " to " + std::to_string(kMaxRowStride));
 
   const std::int64_t step_rows = config.max_batch * config.query_rows;
+  plan.config.attention_splits =
+      config.attention_splits == 0 ? chosen_attention_splits(shape, step_rows) : config.attention_splits;
   plan.minimum_slots = step_rows * (shape.top_k + 1);
   plan.config.gpu_slots = config.gpu_slots == 0 ? plan.minimum_slots : config.gpu_slots;
   require(plan.config.gpu_slots >= plan.minimum_slots && plan.config.gpu_slots < kMaxInt32, "gpu_slots",
@@ -138,7 +148,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("stamp", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("free_slots", slots * 4, layers, product(slots, "slots", 4, "B"));
   device("replacement", static_cast<std::int64_t>(sizeof(ReplacementState)) * layers, 1,
-         "hands, free slots, latest misses, copies");
+         "hands, free slots, latest misses and pops, copies");
   device("counters", static_cast<std::int64_t>(sizeof(LayerCounters)) * layers, 1,
          "hits, misses, evictions, appended, candidates, prefetches");
   device("scores", plan.block_rows * plan.config.max_context * 4, 1,

@@ -37,10 +37,12 @@ constexpr std::array kFields{
                 "distance of rows in the host pool, a multiple of 16; 0 means the "
                 "bytes of a row",
                 &C::host_row_stride},
-    ConfigField{"attention_splits", "parts",
-                "parts in which a selection is attended to and combined; fixed, so "
-                "that results do not depend on the batch",
-                &C::attention_splits},
+    ConfigField{
+        "attention_splits", "parts",
+        "parts in which a selection is attended to and combined, 1 to 64; 0 means the number that suits steps of "
+        "max_batch x query_rows rows. On a GPU the last bits of outputs depend on it, never on the batch: set it "
+        "where runtimes of several sizes have to agree in them",
+        &C::attention_splits},
     ConfigField{"threshold_alpha", "",
                 "weight of the past in the moving average that predicts the k-th score, "
                 "0 to 1",
@@ -56,8 +58,8 @@ constexpr std::array kFields{
     ConfigField{
         "forecast_cap", "rows per session",
         "most rows that a layer of a step fetches for the next one, for each session, 0 to 65536; those that "
-        "just missed the selection come first. 0 means none, -1 all that a forecast looks at: half of top_k, on a GPU "
-        "1,024 at most",
+        "just missed the selection come first. A forecast looks at half of top_k, on a GPU at 1,024 rows at most. 0 "
+        "means none, -1 what pays: a tenth of top_k with a GPU's own kernels, else none",
         &C::forecast_cap},
     ConfigField{"threads", "threads", "threads of the CPU backend; 0 means one per core", &C::threads},
 };

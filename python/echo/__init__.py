@@ -34,7 +34,8 @@ from echo._core import (
     machine_limits,
     make_plan,
 )
-from echo.runtime import Batch, Forward, Runtime
+from echo.batch import Batch
+from echo.runtime import Forward, Runtime
 
 __version__ = build_info().split()[1].rstrip(",")
 

@@ -33,8 +33,8 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `echo-kv` with the given arguments (default: the process's); returns the exit status."""
     parser = _Parser(prog="echo-kv", description="KV offloading for models with DeepSeek sparse attention.")
-    parser.add_argument("--version", action="version", version=echo.build_info())
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    parser.add_argument("-V", "--version", action="version", version=echo.build_info())
+    commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="command")
     demo.add_command(commands)
     plan.add_command(commands)
     doctor.add_command(commands)
@@ -44,11 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     policies.add_command(commands)
     predictor.add_command(commands)
     bench.add_command(commands)
-    where = commands.add_parser("cmake-dir", help="print the folder for CMAKE_PREFIX_PATH")
+    where = commands.add_parser(
+        "cmake-dir",
+        help="print the folder for CMAKE_PREFIX_PATH",
+        description="Prints the folder with which CMake's find_package(echo) finds this installation.",
+    )
     where.set_defaults(run=_print_cmake_dir)
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given:
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(given)
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (echo.Error, OSError) as error:
         message = str(error)
     except MemoryError as error:

@@ -18,7 +18,12 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 def add_command(commands: Any) -> None:
     """Adds `doctor` to the commands."""
-    parser = commands.add_parser("doctor", help="say what was built, what this machine offers, and what is wrong")
+    parser = commands.add_parser(
+        "doctor",
+        help="say what was built, what this machine offers, and what is wrong",
+        description="Says what was built, what this machine offers, what will run and why. Exit status 1 if a GPU is "
+        "there but cannot be used, or an ECHO_* variable has no value of its setting.",
+    )
     settings.add_device(parser)
     parser.set_defaults(run=run)
 

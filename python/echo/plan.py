@@ -13,18 +13,34 @@ _PRESETS = {
     "glm-5": echo.ModelShape.glm_5,
     "tiny": echo.ModelShape.tiny,
 }
-_SIZES = ("layers", "index_heads", "index_dim", "query_heads", "latent_dim", "rope_dim", "top_k")
+_MODEL = "deepseek-v3.2"
+_SIZES = {
+    "layers": "layers of the model",
+    "index_heads": "heads of the indexer",
+    "index_dim": "dimensions of its queries and keys",
+    "query_heads": "heads of attention",
+    "latent_dim": "dimensions of a row's latent",
+    "rope_dim": "dimensions of a row's positional part",
+    "top_k": "tokens that a query selects",
+}
 _LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536, 102400, 131072, 262144, 524288, 1048576)
 
 
 def add_command(commands: Any) -> None:
     """Adds `plan` to the commands."""
-    parser = commands.add_parser("plan", help="compute all sizes for a model and a machine, without taking memory")
-    parser.add_argument("--model", choices=sorted(_PRESETS), default="deepseek-v3.2", help="sizes of the model")
+    parser = commands.add_parser(
+        "plan",
+        help="compute all sizes for a model and a machine, without taking memory",
+        description="Prints every allocation of a runtime before any is made, the largest pools that fit, and how many "
+        "sessions of which length. Exit status 1 if the plan does not fit.",
+    )
+    parser.add_argument(
+        "--model", choices=sorted(_PRESETS), default=_MODEL, help=f"sizes of the model (default {_MODEL})"
+    )
     sizes = parser.add_argument_group("sizes of the model", "A flag that is not given has the value of --model.")
-    for size in _SIZES:
-        sizes.add_argument(f"--{size.replace('_', '-')}", dest=size, type=int, metavar="N")
-    parser.add_argument("--row-format", choices=("fp8_656", "bf16_1152", "fp32"), default="fp8_656")
+    for size, text in _SIZES.items():
+        sizes.add_argument(f"--{size.replace('_', '-')}", dest=size, type=int, metavar="N", help=text)
+    settings.add_row_format(parser)
     parser.add_argument("--gpu-memory", type=settings.size, metavar="SIZE", help="plan for a GPU with this much free")
     parser.add_argument("--host-memory", type=settings.size, metavar="SIZE", help="plan for this much host memory")
     settings.add_flags(parser)

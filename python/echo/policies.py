@@ -32,10 +32,18 @@ LINES = {
 
 def add_command(commands: Any) -> None:
     """Adds `policies` to the commands."""
-    parser = commands.add_parser("policies", help="compare policies of replacement on recorded or generated selections")
+    parser = commands.add_parser(
+        "policies",
+        help="compare policies of replacement on recorded or generated selections",
+        description="What pools of several sizes miss under the runtime's rule of replacement (echo), under its scores "
+        "alone (score), LRU, FIFO, random, and Belady's optimum, which knows the future.",
+    )
     parser.add_argument("traces", nargs="*", metavar="TRACE", help=f"{trace_options.SOURCES}; default: these)")
     parser.add_argument(
-        "--policies", default=",".join(POLICIES), metavar="LIST", help=f"(default {','.join(POLICIES)})"
+        "--policies",
+        default=",".join(POLICIES),
+        metavar="LIST",
+        help=f"which are compared (default {','.join(POLICIES)})",
     )
     parser.add_argument(
         "--forecast",
@@ -95,14 +103,14 @@ def _print(trace: Trace, result: Comparison, pools: Sequence[float], forecasts: 
     print(f"{trace.model}: {trace.summary()}")
     if note := trace_options.ranks_note(trace, max(result.slots)):
         print(note)
-    print(f"{'pool / top-k':<14}" + "".join(f"{pool:>9g} " for pool in pools))
+    print(f"{'pool / top-k':<14}" + " ".join(f"{pool:>9g}" for pool in pools))
     marks = [" " if full.all() else "*" for full in result.full]
     for name in result.rates:
         cells = zip(result.mean(name), marks, strict=True)
-        print(f"{name:<14}" + "".join(f"{100 * rate:>9.2f}{mark}" for rate, mark in cells))
+        print((f"{name:<14}" + "".join(f"{100 * rate:>9.2f}{mark}" for rate, mark in cells)).rstrip())
     if {"echo", "lru"} <= result.rates.keys():
         lru = np.maximum(result.mean("lru"), 1e-12)
-        print(f"{'echo to lru, %':<14}" + "".join(f"{100 * r:>+9.1f} " for r in result.mean("echo") / lru - 1))
+        print(f"{'echo to lru, %':<14}" + " ".join(f"{100 * r:>+9.1f}" for r in result.mean("echo") / lru - 1))
     if forecasts:
         print("echo with forecasts: misses left / fetched / in vain, % of selected rows")
         print(f"{'reach, cap':<14}" + "".join(f"{pool:>22g}" for pool in pools))

@@ -21,7 +21,12 @@ _RANKS = 8  # x top_k: the runtime's rule in pools of up to a quarter of that
 
 def add_command(commands: Any) -> None:
     """Adds `record` to the commands."""
-    parser = commands.add_parser("record", help="write the selections and scores of a small model to a file")
+    parser = commands.add_parser(
+        "record",
+        help="write the selections and scores of a small model to a file",
+        description="Reads a text, decodes what follows it, and writes what each decode step selects, with the best "
+        "scores: a trace for policies, predictor and replay.",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the trace goes, a .npz")
     parser.add_argument(
         "--model",
@@ -100,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     )
     trace = _with_layers(trace, layers)
     trace.save(options.out)
-    print(f"{trace.summary()}; {trace.notes}: {options.out}, {options.out.stat().st_size:,} B")
+    print(f"{options.out}, {options.out.stat().st_size:,} B: {trace.summary()}; {trace.notes}")
     return 0
 
 

@@ -1,14 +1,12 @@
-"""The runtime as Python schedulers use it: sessions, batches, steps."""
+"""The runtime as Python schedulers use it: sessions, steps, captured forwards, and the streams they run on."""
 
 from __future__ import annotations
 
-import operator
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -24,48 +22,10 @@ from echo._core import (
     Session,
     StateError,
 )
+from echo.batch import Batch, integers
 
 Forward = Callable[[ForwardPass], Any]
 """A model: gets a ForwardPass, calls its verbs layer by layer, returns outputs with one row per query row."""
-
-
-@dataclass
-class Batch:
-    """What one decode step works on.
-
-    Attributes:
-        sessions: distinct open sessions of one runtime, at most `max_batch`.
-        tokens: new token ids; one per session, or for each session a sequence of equal length (speculative
-            decoding, at most `query_rows`).
-    """
-
-    sessions: list[Session] = field(default_factory=list)
-    tokens: list[Any] = field(default_factory=list)
-
-    def add(self, session: Session, tokens: int | Sequence[int]) -> None:
-        """Appends one session and its new token or tokens."""
-        self.sessions.append(session)
-        self.tokens.append(tokens)
-
-    def flat(self) -> tuple[list[int], int]:
-        """Token ids row by row, and the number of rows per session.
-
-        Raises:
-            InvalidArgument: naming `tokens`, if they are no integers or sessions have different numbers of them, or
-                `sessions`, if one is something else.
-        """
-        for session in self.sessions:
-            if not isinstance(session, Session):
-                raise InvalidArgument(f"sessions: {session!r} given, expected echo.Session objects")
-        if len(self.tokens) != len(self.sessions):
-            raise InvalidArgument(
-                f"tokens: {len(self.tokens)} entries given, expected one for each of {len(self.sessions)} sessions"
-            )
-        rows = [_integers(entry) for entry in self.tokens]
-        counts = {len(row) for row in rows} or {1}
-        if len(counts) > 1:
-            raise InvalidArgument(f"tokens: sessions have {sorted(counts)} tokens, expected the same number for each")
-        return [token for row in rows for token in row], counts.pop()
 
 
 class Runtime:
@@ -141,7 +101,7 @@ class Runtime:
             CapacityError: the session has no room for them.
             StateError: the session is closed or paused, or no forward is given or captured.
         """
-        ids = _integers(tokens)
+        ids = integers(tokens)
         with self._pass():
             self._core.prefill(session, ids, self._eager(forward))
             return self._output
@@ -361,22 +321,6 @@ def _torch_with_cuda() -> Any:
     """torch, if it is loaded already and can use a GPU."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() else None
-
-
-def _integers(entry: Any) -> list[int]:
-    """Token ids of an integer, a sequence or an array; nothing is rounded or parsed."""
-    plain = entry.tolist() if hasattr(entry, "tolist") else entry
-    try:
-        ids = [operator.index(plain)]
-    except TypeError:
-        try:
-            ids = [operator.index(token) for token in plain]
-        except TypeError as error:
-            raise InvalidArgument(f"tokens: {entry!r} given, expected an integer or a sequence of integers") from error
-    for token in ids:
-        if not -(1 << 31) <= token < 1 << 31:
-            raise InvalidArgument(f"tokens: {token} given, expected a number of 32 bits")
-    return ids
 
 
 def _cut(output: Any, rows: int) -> Any:

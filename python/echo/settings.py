@@ -36,6 +36,16 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help=f"{_DEVICES} (default: ECHO_DEVICE, else auto)")
 
 
+def add_row_format(parser: argparse.ArgumentParser) -> None:
+    """Adds `--row-format`, with the formats that attention reads."""
+    parser.add_argument(
+        "--row-format",
+        choices=("fp8_656", "bf16_1152", "fp32"),
+        default="fp8_656",
+        help="how rows of KV are stored (default fp8_656)",
+    )
+
+
 def device(options: argparse.Namespace) -> str:
     """The device that was asked for, by the flag or by ECHO_DEVICE.
 

@@ -20,8 +20,8 @@ SOURCES = (
 
 _GENERATED = {  # flags of generated selections, their defaults and what they are
     "steps": (300, "decode steps (default 300)"),
-    "top_k": (512, "(default 512)"),
-    "seed": (0, "(default 0)"),
+    "top_k": (512, "tokens that a step selects (default 512)"),
+    "seed": (0, "of all that is random (default 0)"),
     "sinks": (0, "first tokens that are always selected"),
     "recency": (0, "reach of a bonus for recent tokens"),
     "turn_every": (0, "steps until the topic changes"),
@@ -106,7 +106,7 @@ def ranks_note(trace: Trace, slots: int) -> str | None:
     if trace.ranks == 0:
         return "without scores: score and echo go by age"
     if trace.ranks < min(trace.context[0], 4 * slots):
-        return f"scores of {trace.ranks} tokens: score and echo take the others for lower ones and go by their age"
+        return f"scores of {trace.ranks:,} tokens: score and echo take the others for lower ones and go by their age"
     return None
 
 

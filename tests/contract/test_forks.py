@@ -11,6 +11,7 @@ from support.rig import (
     full_width_shape,
     host_row_of,
     small_shape,
+    tokens_of,
 )
 from support.session_checks import (
     LENGTHS,
@@ -20,7 +21,6 @@ from support.session_checks import (
     opened,
     own_rows,
     resident_rows,
-    tokens_of,
 )
 
 import echo

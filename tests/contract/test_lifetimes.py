@@ -7,16 +7,11 @@ import threading
 import weakref
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support.rig import assert_same_bits, small_shape
+from support.rig import assert_same_bits, small_shape, tokens_of
 
 import echo
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 61, count).tolist()
 
 
 def test_an_export_keeps_its_rows_when_the_session_is_gone(make_rig):

@@ -7,6 +7,7 @@ from support.rig import (
     assert_same_bits,
     check_mirror,
     host_row_of,
+    tokens_of,
 )
 from support.session_checks import (
     assert_all_is_free,
@@ -15,7 +16,6 @@ from support.session_checks import (
     opened,
     own_rows,
     resident_rows,
-    tokens_of,
 )
 
 import echo

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.rig import Pair, Rig, assert_same_bits, full_width_shape, small_shape
-from support.session_checks import tokens_of
+from support.rig import Pair, Rig, assert_same_bits, full_width_shape, small_shape, tokens_of
 
 SHAPES = {
     "fp32": small_shape(),

@@ -7,16 +7,11 @@ import gc
 import numpy as np
 import pytest
 import torch
-from support.rig import assert_same_bits, full_width_shape, host_rows, small_shape
+from support.rig import assert_same_bits, fill, full_width_shape, host_rows, small_shape, tokens_of
 
 import echo
 
 SHAPES = {"fp32": small_shape(), "fp8_656": full_width_shape("fp8_656")}
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    """Random token ids."""
-    return np.random.default_rng(seed).integers(61, size=count).tolist()
 
 
 def adopt(rig, pair, kv: echo.KvRuns):
@@ -92,14 +87,7 @@ def test_an_import_without_a_copy(make_rig):
     filled = target.runtime.begin_import(twin.session, 140)
     assert twin.session.length == 0 and filled.length == 140
     assert sum(len(view) for view in filled.rows(0)) == 140 and len(filled.rows(0)) > 1
-    for layer in range(3):
-        first = 0
-        for view in filled.rows(layer):
-            view[:] = host_rows(kv, layer)[first : first + len(view)]
-            first += len(view)
-        filled.index_keys(layer)[:] = kv.index_keys(layer)
-    filled.thresholds = kv.thresholds
-    filled.deviations = kv.deviations
+    fill(filled, kv)
     assert twin.session.length == 0
     target.runtime.finish_import(twin.session, filled)
     twin.oracle = pair.oracle.copy()

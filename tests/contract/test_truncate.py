@@ -7,9 +7,11 @@ import pytest
 from support.rig import (
     assert_same_bits,
     check_cache,
+    fill,
     host_row_of,
     host_rows,
     small_shape,
+    tokens_of,
 )
 from support.session_checks import (
     assert_all_is_free,
@@ -18,7 +20,6 @@ from support.session_checks import (
     opened,
     own_rows,
     resident_rows,
-    tokens_of,
 )
 
 import echo
@@ -161,14 +162,7 @@ def test_an_import_into_a_session_that_was_cut_to_nothing(make_both, forked, cop
         rig.runtime.import_kv(target.session, kv)
     else:
         filled = rig.runtime.begin_import(target.session, 140)
-        for layer in range(3):
-            first = 0
-            for view in filled.rows(layer):
-                view[:] = host_rows(kv, layer)[first : first + len(view)]
-                first += len(view)
-            filled.index_keys(layer)[:] = kv.index_keys(layer)
-        filled.thresholds = kv.thresholds
-        filled.deviations = kv.deviations
+        fill(filled, kv)
         rig.runtime.finish_import(target.session, filled)
     target.oracle = source.oracle.copy()
     rig.check()

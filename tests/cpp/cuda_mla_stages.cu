@@ -16,12 +16,12 @@ using namespace mla;
 
 /// What a stage leaves behind.
 struct Dump {
-  std::byte* rows;    ///< [halves, kMatrixBytes]
-  Present* present;   ///< [halves]
-  float* logits;      ///< [halves, kHeads, kHalf]
-  float* out;         ///< [kHeads, kLatent]
-  float* references;  ///< [halves, kHeads]
-  float* sums;        ///< [halves, kHeads]
+  std::byte* rows;         ///< [halves, kMatrixBytes]
+  std::uint64_t* entries;  ///< [halves]
+  float* logits;           ///< [halves, kHeads, kHalf]
+  float* out;              ///< [kHeads, kLatent]
+  float* references;       ///< [halves, kHeads]
+  float* sums;             ///< [halves, kHeads]
 };
 
 __device__ void dump_rows(const Dump& dump, Shared& shared) {
@@ -31,7 +31,7 @@ __device__ void dump_rows(const Dump& dump, Shared& shared) {
     dump.rows[i] = shared.rows[0][i];
   }
   if (threadIdx.x < kHalves) {
-    dump.present[threadIdx.x] = shared.present[threadIdx.x];
+    dump.entries[threadIdx.x] = shared.entries[threadIdx.x];
   }
 }
 
@@ -68,7 +68,7 @@ __device__ void dump_sums(const Dump& dump, std::uint32_t group, std::int32_t ti
 }
 
 template <RowFormat kFormat, Stage kStage>
-__global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__ AttendParams p, KernelErrorView errors,
+__global__ __launch_bounds__(kThreads, 1) __cluster_dims__(1, 1, 1) void run_stage(const __grid_constant__ AttendParams p, KernelErrorView errors,
                                                          Dump dump) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
@@ -138,7 +138,7 @@ Result run_case(const Case& input) {
   const DeviceCopy slots(input.slots);
   const DeviceCopy q(input.q);
   const DeviceCopy rows(std::vector<std::byte>(2 * kMatrixBytes, std::byte{0xEE}));
-  const DeviceCopy present(std::vector<Present>(kHalves, Present{}));
+  const DeviceCopy entries(std::vector<std::uint64_t>(kHalves, 0xEE));
   const DeviceCopy logits(std::vector<float>(kHalves * kHeads * kHalf, NAN));
   const DeviceCopy out(std::vector<float>(kHeads * kLatent, NAN));
   const DeviceCopy references(std::vector<float>(kHalves * kHeads, NAN));
@@ -163,10 +163,10 @@ Result run_case(const Case& input) {
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   kernel<<<1, kThreads, sizeof(Shared)>>>(p, errors.view(),
-                                          {rows.data, present.data, logits.data, out.data, references.data, sums.data});
+                                          {rows.data, entries.data, logits.data, out.data, references.data, sums.data});
   ECHO_CUDA_CHECK(cudaGetLastError());
   ECHO_CUDA_CHECK(cudaDeviceSynchronize());
-  return {read(rows), read(present), read(logits), read(out), read(references), read(sums)};
+  return {read(rows), read(entries), read(logits), read(out), read(references), read(sums)};
 }
 
 }  // namespace

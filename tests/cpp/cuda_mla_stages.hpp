@@ -33,7 +33,7 @@ struct Case {
 /// What one stage gave.
 struct Result {
   std::vector<std::byte> rows;
-  std::vector<mla::Present> present;
+  std::vector<std::uint64_t> entries;
   std::vector<float> logits, out, references, sums;
 };
 

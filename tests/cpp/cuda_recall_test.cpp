@@ -1,6 +1,7 @@
 // append, recall and release on the GPU make the same rows resident as on the CPU, with the same
 // bytes, through long random runs.
 
+#include <numeric>
 #include <set>
 
 #include "cuda_world.hpp"
@@ -134,6 +135,42 @@ TEST_F(CudaRecall, FetchesDuplicatesOnceAndAWarmRecallIsAFixedPoint) {
   EXPECT_EQ(pair.gpu.slots.read(), slots);
   EXPECT_EQ(pair.gpu.counted().hits, 28 + 32);
   EXPECT_EQ(pair.gpu.counted().misses, 4);
+}
+
+TEST_F(CudaRecall, ANewRowTakesTheSlotThatWouldHaveGoneNext) {
+  const ShapeView shape = shape_of(RowFormat::raw, IndexKeyFormat::fp8, 8);
+  Pair pair(shape, {.slots = 64, .batch = 1});
+  fill_slabs(pair, 12);
+  std::vector<float> scores(static_cast<std::size_t>(pair.cpu.sizes.score_stride()), 0.75F);
+  scores[10] = -7.0F;
+  scores[50] = -6.5F;
+  pair.both([&](World& world) {
+    std::vector<std::int32_t> selection(world.entries());
+    std::iota(selection.begin(), selection.end(), 0);
+    std::int32_t tick = 0;
+    for (; tick < 8; ++tick) {
+      world.begin(tick + 1, {200});
+      world.selection.write(selection);
+      world.recall(world.all_rows());
+      std::ranges::for_each(selection, [](std::int32_t& position) { position += 8; });
+    }
+    std::ranges::fill(selection, kNone);
+    selection[0] = 100;
+    world.scores.write(scores);
+    world.kth_score.write({1.0F});
+    world.selection.write(selection);
+    world.begin(++tick, {200});
+    world.recall(world.all_rows(), /*scored=*/true);
+    const auto is_there = [&](std::int32_t position) {
+      return std::ranges::binary_search(world.resident_rows(), world.host_row_at(0, position));
+    };
+    EXPECT_FALSE(is_there(10));
+    EXPECT_TRUE(is_there(50));
+    world.begin(tick + kStepTicks, {150}, /*claims=*/true);  // one block of a GPU leaves one hint
+    EXPECT_FALSE(is_there(50));
+    world.begin(tick + 2 * kStepTicks, {151}, /*claims=*/true);
+    EXPECT_EQ(world.counted().evictions, 3);
+  });
 }
 
 TEST_F(CudaRecall, RowsFarApartInALargeHostPool) {

@@ -55,7 +55,7 @@ class World {
         host_of(backend, none(sizes.slots)),
         stamp(backend, none(sizes.slots)),
         free_slots(backend, all_slots(sizes.slots)),
-        replacement(backend, {0, sizes.slots, 0, 0}),
+        replacement(backend, {0, sizes.slots, 0, 0, 0}),
         counters(backend, std::vector<std::int64_t>(sizeof(LayerCounters) / 8, 0)),
         control(backend, none(control_words())),
         owners(backend, none(2 * sizes.host_blocks())),

@@ -107,5 +107,24 @@ TEST(Plan, ListsWhatSiftingTakes) {
   }
 }
 
+TEST(Plan, ForecastsAreThereByDefaultWhereTheyPay) {
+  RuntimeConfig config;
+  ModelShape shape = ModelShape::tiny();
+  shape.top_k = 2048;
+  const auto planned = [&] { return make_plan(shape, config, {}).config.forecast_cap; };
+  config.device = "cpu";
+  EXPECT_EQ(planned(), 0);
+  config.device = "cuda:0";
+  EXPECT_EQ(planned(), 204);
+  config.kernels = "generic";
+  EXPECT_EQ(planned(), 0);
+  config.forecast_cap = 65536;
+  EXPECT_EQ(planned(), 1024) << "as many as are asked for, of those that a forecast looks at";
+  shape.top_k = 4;
+  config.kernels = "auto";
+  config.forecast_cap = -1;
+  EXPECT_EQ(planned(), 1);
+}
+
 }  // namespace
 }  // namespace echo

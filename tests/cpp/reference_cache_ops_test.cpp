@@ -53,6 +53,16 @@ std::set<std::int32_t> evicted_by(Cache& cache, const std::vector<std::int32_t>&
   return gone;
 }
 
+/// Likewise for a new row. Returns the row that lost its slot, kNone if there is none.
+std::int32_t evicted_by_new(Cache& cache, std::int32_t row) {
+  const std::vector<std::int32_t> before = cache.world.host_of;
+  CacheOps ops(cache.world.layer());
+  ops.begin(++cache.world.tick);
+  ops.allocate_new({&row, 1});
+  cache.check();
+  return before[static_cast<std::size_t>(ops.lookup(row))];
+}
+
 /// The last query of the only session sees all tokens; `distances` are below the k-th score 1.
 struct ScoredPool {
   ScoredPool(std::int32_t slots, const std::vector<float>& distances)
@@ -171,6 +181,55 @@ TEST(CacheOps, WhatWasJustUsedIsNotColdForBeingTheOnlyOneWithoutAScore) {
     use(pool.cache, {elsewhere});
   }
   EXPECT_EQ(evicted_by(pool.cache, {500, 501}, pool.scores()).count(elsewhere), 0U);
+}
+
+TEST(CacheOps, NewRowsTakeTheSlotsThatWouldHaveGoneNext) {
+  std::vector<float> distances(64, 0.25F);
+  distances[10] = 8.0F;
+  distances[50] = 7.5F;
+  distances[3] = 7.0F;
+  distances[7] = 1.0F;
+  ScoredPool pool(64, distances);
+  use(pool.cache, pool.rows);
+  EXPECT_EQ(evicted_by(pool.cache, {500}, pool.scores()), std::set<std::int32_t>{pool.rows[10]});
+  EXPECT_EQ(evicted_by_new(pool.cache, 501), pool.rows[50]);
+  EXPECT_EQ(evicted_by_new(pool.cache, 502), pool.rows[3]);
+  EXPECT_EQ(evicted_by_new(pool.cache, 503), pool.rows[7]);
+}
+
+TEST(CacheOps, AHintHoldsUntilItsSlotIsUsedAndASlotIsFree) {
+  std::vector<float> distances(64, 0.25F);
+  distances[10] = 8.0F;
+  distances[50] = 7.5F;
+  distances[3] = 7.0F;
+  ScoredPool pool(64, distances);
+  use(pool.cache, pool.rows);
+  evicted_by(pool.cache, {500}, pool.scores());
+  use(pool.cache, {pool.rows[50]});
+  EXPECT_EQ(evicted_by_new(pool.cache, 501), pool.rows[3]);
+  evicted_by(pool.cache, {502}, pool.scores());
+  pool.cache.release({{502, 1}});
+  EXPECT_EQ(evicted_by_new(pool.cache, 503), kNone);
+}
+
+TEST(CacheOps, WhereHardlyAnythingIsLeftTheLowestOfTheRowsJustFetchedGo) {
+  std::vector<float> distances(16, 1.0F);
+  distances[12] = -3.0F;
+  distances[13] = -1.0F;
+  distances[14] = -2.0F;
+  distances[15] = -4.0F;
+  ScoredPool pool(12, distances);
+  use(pool.cache, {pool.rows.begin(), pool.rows.begin() + 12});
+  CacheOps ops(pool.cache.world.layer());
+  ops.begin(++pool.cache.world.tick);
+  for (std::size_t i = 0; i < 5; ++i) {  // which leaves three
+    ops.protect(ops.lookup(pool.rows[i]));
+  }
+  ops.allocate({pool.rows.begin() + 12, 4}, pool.scores());
+  for (const std::size_t expected : {13U, 14U, 12U, 15U}) {
+    EXPECT_EQ(evicted_by_new(pool.cache, 500 + static_cast<std::int32_t>(expected)), pool.rows[expected]);
+  }
+  EXPECT_THROW(ops.allocate_new(std::vector<std::int32_t>(20, 600)), StateError);
 }
 
 TEST(CacheOps, AWindowIsLookedAtPerCallAndNoMore) {

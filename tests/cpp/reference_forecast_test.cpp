@@ -10,6 +10,7 @@
 
 #include "kernels/number_formats.hpp"
 #include "reference/cache_ops.hpp"
+#include "reference/new_rows.hpp"
 #include "reference_sift.hpp"
 
 namespace echo::reference_test {
@@ -143,8 +144,11 @@ TEST_F(Forecast, TheLastRowOfAnEntrySpeaksForIt) {
   EXPECT_EQ(found(), (Positions{188, 189, 190, 191}));
 }
 
-TEST_F(Forecast, RowsThatThePassAppendsAreNotReadFromTheHost) {
+TEST_F(Forecast, RowsThatThePassAppendsHaveSlotsAndAreNotReadFromTheHost) {
   make(64, /*batch=*/1, /*query_rows=*/2);
+  const LayerView layer = world().layer();
+  ThreadPool pool(1);
+  claim_new_rows(pool, {.step = world().step(), .host_blocks = 4, .layers = {&layer, 1}});
   sifted->row(1)[198] = 190.5F;
   sifted->row(1)[199] = 189.5F;
   forecast();

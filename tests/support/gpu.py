@@ -18,8 +18,16 @@ import pytest
 import torch
 
 import echo
-from support.rig import Pair, Rig, host_rows, small_shape
+from support.rig import Pair, Rig, host_rows, small_shape, tokens_of
 from support.synthetic import SyntheticModel
+
+ON_A_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.alone,
+    pytest.mark.usefixtures("watchdog"),
+    pytest.mark.parametrize("device", ["cuda"], indirect=True),
+]
+"""Marks of a file whose tests need a GPU for themselves."""
 
 LONG = 400_000_000  # cycles of a GPU, some tenths of a second: longer than it takes to issue a few steps
 
@@ -33,11 +41,6 @@ def watched(config: pytest.Config, seconds: float = 240.0) -> Iterator[None]:
         faulthandler.dump_traceback_later(seconds, exit=True, file=terminal)
         yield
         faulthandler.cancel_dump_traceback_later()
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    """Random token ids."""
-    return np.random.default_rng(seed).integers(61, size=count).tolist()
 
 
 def opened(rig: Rig, max_tokens: int, tokens: list[int]) -> Pair:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 import echo
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.17")
 hf = pytest.importorskip("echo.hf")
 

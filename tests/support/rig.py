@@ -43,6 +43,11 @@ def full_width_shape(row_format: str, **changes: Any) -> echo.ModelShape:
     return small_shape(row_format=row_format, **{**sizes, **changes})
 
 
+def tokens_of(seed: int, count: int) -> list[int]:
+    """Random token ids."""
+    return np.random.default_rng(seed).integers(61, size=count).tolist()
+
+
 def bits(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a tensor, so that equal means equal in every bit, NaN included."""
     return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
@@ -52,6 +57,18 @@ def assert_same_bits(a: Results, b: Results) -> None:
     """Asserts equal selections and bit-identical outputs."""
     np.testing.assert_array_equal(a[1].cpu().numpy(), b[1].cpu().numpy(), err_msg="selections")
     np.testing.assert_array_equal(bits(a[0]), bits(b[0]), err_msg="outputs")
+
+
+def fill(filled: echo.KvRuns, kv: echo.KvRuns) -> None:
+    """Writes all of an export into what `begin_import` gave."""
+    for layer in range(kv.layers):
+        first = 0
+        for view in filled.rows(layer):
+            view[:] = host_rows(kv, layer)[first : first + len(view)]
+            first += len(view)
+        filled.index_keys(layer)[:] = kv.index_keys(layer)
+    filled.thresholds = kv.thresholds
+    filled.deviations = kv.deviations
 
 
 def host_rows(kv: echo.KvRuns, layer: int) -> np.ndarray:

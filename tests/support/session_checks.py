@@ -19,11 +19,6 @@ LENGTHS = [0, 1, 63, 64, 65, 200]
 INTEGERS = {"integers": True}  # scores are exact, so selections have to be the oracle's own
 
 
-def tokens_of(seed: int, count: int) -> list[int]:
-    """Random token ids."""
-    return np.random.default_rng(seed).integers(61, size=count).tolist()
-
-
 def opened(rig: Rig, max_tokens: int, tokens: Sequence[int]) -> Pair:
     """A session that was fed these tokens."""
     pair = rig.open(max_tokens)

@@ -24,11 +24,11 @@ struct ECHO_API RuntimeConfig {
   std::int64_t max_context = 16384;
   std::int64_t prefill_chunk = 512;
   std::int64_t host_row_stride = 0;
-  std::int64_t attention_splits = 4;
+  std::int64_t attention_splits = 0;
   double threshold_alpha = 0.5;
   std::string prefetch = "on";
   double prefetch_cap = -1.0;
-  std::int64_t forecast_cap = 0;
+  std::int64_t forecast_cap = -1;
   std::int64_t threads = 0;
 
   /// Fields from ECHO_* variables where set, defaults elsewhere. Throws InvalidArgument naming the variable.

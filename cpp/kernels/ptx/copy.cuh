@@ -22,6 +22,13 @@ __device__ __forceinline__ uint4 load(const void* address) {
   return value;
 }
 
+/// A word likewise.
+__device__ __forceinline__ std::int32_t load_word(const void* address) {
+  std::int32_t value = 0;
+  asm volatile("ld.global.L1::no_allocate.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
@@ -89,12 +96,11 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                : "memory");
 }
 
-/// Byte i of the result is byte n of `bytes`, n the lowest three bits of hexadecimal digit i of the selector; or, with
-/// the digit's fourth bit, eight times that byte's sign.
-template <std::uint32_t kSelector>
-__device__ __forceinline__ std::uint32_t permuted(std::uint32_t bytes) {
+/// Byte i of the result is byte n of two words, n the lowest three bits of hexadecimal digit i of the selector; or,
+/// with the digit's fourth bit, eight times that byte's sign.
+__device__ __forceinline__ std::uint32_t permuted(std::uint32_t first, std::uint32_t second, std::uint32_t selector) {
   std::uint32_t result = 0;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(result) : "r"(bytes), "n"(kSelector));
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(first), "r"(second), "r"(selector));
   return result;
 }
 

@@ -15,5 +15,9 @@ __all__ = ["add_command"]
 
 def add_command(commands: Any) -> None:
     """Adds `bench` and its parts to the commands."""
-    parser = commands.add_parser("bench", help="measure what offloading brings on this machine")
-    command.add_decode(parser.add_subparsers(dest="part", required=True, metavar="part"))
+    parser = commands.add_parser(
+        "bench",
+        help="measure what offloading brings on this machine",
+        description="Measures what offloading brings on this machine.",
+    )
+    command.add_decode(parser.add_subparsers(title="parts", dest="part", required=True, metavar="part"))

@@ -24,14 +24,14 @@ class Counts:
 
     @classmethod
     def of(cls, layers: Iterable[Any]) -> Counts:
-        """The sum of the statistics of layers. Not every build forecasts."""
+        """The sum of the statistics of layers."""
         return sum(
             (
                 cls(
                     layer.hits,
                     layer.misses,
-                    layer.prefetched + getattr(layer, "forecast", 0),
-                    layer.prefetched_wasted + getattr(layer, "forecast_wasted", 0),
+                    layer.prefetched + layer.forecast,
+                    layer.prefetched_wasted + layer.forecast_wasted,
                 )
                 for layer in layers
             ),

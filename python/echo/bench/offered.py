@@ -1,4 +1,4 @@
-"""What a build and a device can do of what systems are made for: `bench decode` leaves out the others and says so."""
+"""What a device can do of what systems are made for: `bench decode` leaves out the others and says so."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ def why_not(name: str, shape: echo.ModelShape, device: str, settings: dict[str, 
         settings: of the runtime besides.
     """
     switch = systems.SWITCHES.get(name)
-    if switch is None:
+    if switch is None or _does(name, switch, shape, device, settings):
         return None
-    if switch.setting not in systems.settings_of(name):
-        return f"this build's runtimes have no setting {switch.setting}"
-    if not _does(name, switch, shape, device, settings):
-        return f"with {switch.setting} = {switch.on} this device fetches nothing ahead"
-    return None
+    return f"with {switch.setting} = {switch.on} this device fetches nothing ahead"
 
 
 def _does(name: str, switch: systems.Switch, shape: echo.ModelShape, device: str, settings: dict[str, Any]) -> bool:

@@ -62,7 +62,7 @@ class Options:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds all flags."""
     full = _SIZES[False]
-    parser.add_argument("--requests", type=int, metavar="N", help=f"(default {full['requests']})")
+    parser.add_argument("--requests", type=int, metavar="N", help=f"that are served (default {full['requests']})")
     parser.add_argument("--output", metavar="N", help=f"tokens of each, or from-to (default {full['output']})")
     parser.add_argument("--layers", type=int, metavar="N", help=f"of the model (default {full['layers']})")
     parser.add_argument("--lengths", metavar="FROM-TO", help=f"tokens of contexts (default {full['lengths']})")
@@ -98,7 +98,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="everything scaled down, for a first look and for CPUs")
     settings.add_device(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random (default 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, as soon as there are some")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw throughput by pool")
     settings.add_flags(parser, without=_SET_HERE)

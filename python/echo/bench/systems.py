@@ -28,7 +28,7 @@ class Switch:
     """A setting of the runtime that has it fetch rows before they are missed.
 
     Attributes:
-        setting: its name; not every build has it.
+        setting: its name.
         off: its value for systems that do without.
         on: its value else.
         counters: of `echo.LayerStats`; all 0 where a device does nothing of the kind.
@@ -42,7 +42,7 @@ class Switch:
 
 SWITCHES = {
     "echo-prefetch": Switch("prefetch", "off", "on", ("candidates", "full_selects")),
-    "echo-forecast": Switch("forecast_cap", 0, -1, ("forecast",)),
+    "echo-forecast": Switch("forecast_cap", 0, 65536, ("forecast",)),
 }
 """By the system that has it on; all others have it off."""
 
@@ -81,13 +81,8 @@ class System:
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """Of the runtime of a system: what this build has of the switches."""
-    known = {field.name for field in echo.config_fields()}
-    return {
-        switch.setting: switch.on if system == name else switch.off
-        for system, switch in SWITCHES.items()
-        if switch.setting in known
-    }
+    """Of the runtime of a system: its own switch is on, all others are off."""
+    return {switch.setting: switch.on if system == name else switch.off for system, switch in SWITCHES.items()}
 
 
 def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> System:

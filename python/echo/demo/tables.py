@@ -66,7 +66,8 @@ def print_tables(console: Any, resident: Decoded, offloaded: Decoded, figures: d
     console.print(both)
 
     layers = Table(title=f"pool for {offloaded.pool / resident.pool:.0%}, by layer")
-    for name in ("layer", "hit rate", "missed", "prefetched", "used", "again", "all per step", "selections"):
+    names = ("layer", "hit\nrate", "missed", "prefetched", "used", "again", "all per\nstep", "selections")
+    for name in names:  # in two lines, so that they fit into 80 columns
         layers.add_column(name, justify="right")
     steps = len(offloaded.tokens)
     for layer, rate in enumerate(figures["hit_rate"]):

@@ -48,11 +48,11 @@ class Workload:
 
     def runtime(self, steps: int) -> Runtime:
         """One with room for so many steps."""
-        capacity = self.length + steps
+        capacity = -(-(self.length + steps) // 64) * 64  # of whole blocks, as select for Hopper wants it
         return Runtime(
             self.shape,
             device=self.device,
-            host_tokens=self.batch * -(-capacity // 64) * 64,
+            host_tokens=self.batch * capacity,
             max_context=capacity,
             max_sessions=self.batch,
             max_batch=self.batch,

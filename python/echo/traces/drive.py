@@ -110,8 +110,7 @@ def drive(
         alpha: weight of the past in the moving average of the k-th score, 0 to 1.
         prefetch_cap: as of `echo.Runtime`, most rows that are prefetched for each 1,000 scored tokens; -1 for what
             the device can fetch.
-        forecast_cap: as of `echo.Runtime`, most rows that a layer of a step fetches for the next one; -1 for all
-            that a forecast looks at.
+        forecast_cap: as of `echo.Runtime`, most rows that a layer of a step fetches for the next one.
         row_format: of `echo.ModelShape`; sets how many bytes a row has.
 
     Raises:

@@ -1,7 +1,7 @@
 """The product's rule of replacement once more, in numpy: cpp/cache_manager/replacement.hpp says what it does and why.
 
-The same bits: distances and coldness are float32, ages int64, a slot for the new token is taken as the step begins, and
-one caller takes all others, as the CPU backend does. The product knows the score of every row, a trace those of its
+The same bits: distances and coldness are float32, ages int64, a slot for the new token is taken as the step begins, by
+a hint of the step before or by age, and one caller takes all others, as the CPU backend does. The product knows the score of every row, a trace those of its
 ranks. A row beyond them is taken for colder than any other, and of such rows the oldest goes first: all are below the
 last rank, so age is the best guess there. The rule is the product's, then, where ranks reach down to the rows that are
 evicted (four times the pool will do), and between it and LRU else. Where a step has no scores, rows go by age, in the
@@ -23,6 +23,8 @@ _SPREAD = 32
 _LEAST_SPREAD = 8
 _WINDOW_GRAIN = 32
 _UNUSED_AGE = 64
+_HINTS = 64
+_LEAST_LEFT = 4
 
 
 class EchoPool(Pool):
@@ -32,11 +34,13 @@ class EchoPool(Pool):
         """See `Pool`."""
         super().__init__(steps, slots)
         self._hand = 0
+        self._hints: list[tuple[int, int]] = []  # slots and their stamps
+        self._next: Slots = np.empty(0, np.int64)  # of the last window, which would have gone next
         self.ahead = np.zeros(slots, np.bool_)  # holds what was forecast and not used since
         self._begins = False
 
     def begin(self) -> None:
-        """The new token gets its slot first, by age: nothing is scored yet."""
+        """The new token gets its slot first: nothing is scored yet."""
         newest = self.steps.newest[self.now]
         if newest >= 0 and self.slot_of[newest] == FREE:
             self._begins = True
@@ -45,7 +49,26 @@ class EchoPool(Pool):
 
     def victims(self, count: int) -> Slots:
         """Slots in the order in which they are taken."""
+        if self._begins:
+            for slot, stamp in self._hints:
+                if self.stamp[slot] == stamp:
+                    return np.array([slot])
         return self.coldest(count)
+
+    def _place(self, rows: Slots) -> None:
+        evicts = self.used + len(rows) > len(self.held)
+        super()._place(rows)
+        if evicts and not self._begins:
+            self._leave_hints(rows)
+
+    def _leave_hints(self, fetched: Slots) -> None:
+        below = np.full(len(self.slot_of) + 1, -np.inf, np.float32)
+        below[self.steps.ranked[self.now]] = self.steps.below[self.now]
+        by = below[fetched]
+        farthest = fetched[np.argsort(-by, kind="stable")]
+        slots = np.concatenate([self._next, self.slot_of[farthest[below[farthest] > -np.inf]]])
+        most = min(_HINTS, len(self.held) // 2)
+        self._hints = [(int(slot), int(self.stamp[slot])) for slot in slots[:most]]
 
     def coldest(self, count: int, beyond: np.float32 | None = None) -> Slots:
         """Slots that the rule gives away; fewer, if rows that are scored have to be more than `beyond` away."""
@@ -65,13 +88,17 @@ class EchoPool(Pool):
             if distance is not None and beyond is not None:
                 away = distance[self.held[candidates]]
                 candidates = candidates[(away < 0) | (away > beyond)]
+            self._next = candidates[:0]
             if len(candidates) == 0:
                 continue
             age = self.now - self.stamp[candidates]
             age += np.where(self.ahead[candidates] & (age > 1), _UNUSED_AGE, 0)
             known = None if distance is None else distance[self.held[candidates]]
             cold = coldness_by_age(age) if known is None else coldness_by_score(known, age)
-            coldest = candidates[np.argsort(-cold, kind="stable")[:quota]]
+            order = np.argsort(-cold, kind="stable")
+            coldest = candidates[order[:quota]]
+            rest = candidates[order[quota:]]
+            self._next = rest if len(rest) >= _LEAST_LEFT else rest[:0]
             self.stamp[coldest] = self.now  # later windows may come by again
             taken.append(coldest)
             left -= len(coldest)

@@ -31,7 +31,9 @@ class LayerSteps:
         kth_score: float32 [steps].
         ranked: int64 [steps, ranks] rows in order of score, best first, -1 for none; ranks is 0 without scores.
         scores: float32 [steps, ranks], of `ranked`.
-        distance: float32 [steps, ranks], k-th score minus the row's, at least 0: the product's `score_distance`.
+        below: float32 [steps, ranks], k-th score minus the row's, infinite where the row's is NaN, -infinite where the
+            k-th is.
+        distance: float32 [steps, ranks], the same, at least 0: the product's `score_distance`.
         scored: bool [steps], whether there are any.
     """
 
@@ -59,6 +61,8 @@ class LayerSteps:
             self.ranked = self.rows_of(trace.ranked[:, layer])
             self.scores = trace.scores[:, layer]
         distance = self.kth_score[:, None] - self.scores
+        self.below = np.where(np.isnan(distance), np.float32(np.inf), distance)
+        self.below[np.isnan(self.kth_score)] = -np.inf
         self.distance = np.where(np.isnan(distance), _FARTHEST, np.maximum(distance, np.float32(0)))
         self.scored = np.asarray((self.ranked >= 0).any(axis=1))
 

@@ -1,0 +1,44 @@
+#include "runtime/attention_splits.hpp"
+
+#include <gtest/gtest.h>
+
+#include "echo/planner.hpp"
+
+namespace echo {
+namespace {
+
+TEST(AttentionSplits, SuitTheLargestStep) {
+  const ModelShape shape = ModelShape::deepseek_v32();  // two groups of 64 heads
+  EXPECT_EQ(chosen_attention_splits(shape, 1), 8);
+  EXPECT_EQ(chosen_attention_splits(shape, 7), 8);   // 14 clusters of 8
+  EXPECT_EQ(chosen_attention_splits(shape, 8), 4);   // 16 would need two rounds
+  EXPECT_EQ(chosen_attention_splits(shape, 32), 2);  // 64 clusters of 2
+  EXPECT_EQ(chosen_attention_splits(shape, 64), 1);  // 128 blocks
+  EXPECT_EQ(chosen_attention_splits(shape, 1000), 1);
+}
+
+TEST(AttentionSplits, AreThoseOfTheHeadsAndTheSelection) {
+  ModelShape shape = ModelShape::deepseek_v32();
+  shape.query_heads = 64;
+  EXPECT_EQ(chosen_attention_splits(shape, 64), 2);
+  shape.query_heads = 1;  // as many as fill a group
+  EXPECT_EQ(chosen_attention_splits(shape, 64), 2);
+  shape.top_k = 512;  // so few rows that it does not matter
+  for (const std::int64_t rows : {1, 16, 128}) {
+    EXPECT_EQ(chosen_attention_splits(shape, rows), 4) << rows;
+  }
+}
+
+TEST(AttentionSplits, AreInThePlan) {
+  const ModelShape shape = ModelShape::deepseek_v32();
+  RuntimeConfig config;
+  config.device = "cpu";
+  config.max_batch = 16;
+  config.query_rows = 2;
+  EXPECT_EQ(make_plan(shape, config).config.attention_splits, 2);
+  config.attention_splits = 5;
+  EXPECT_EQ(make_plan(shape, config).config.attention_splits, 5);
+}
+
+}  // namespace
+}  // namespace echo
