@@ -57,7 +57,7 @@ __global__ void list_tokens(const float* scores, std::int64_t stride, std::int32
   RowSift& sift = rows[row];
   const std::uint32_t bound = ordered_key(bounds[row]);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    sift.bounds = 0xFFFFFFFF00000000U | bound;
+    sift.candidates = bound;
     sift.compared = length;
   }
   for (std::int32_t i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x); i < length;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kOtherBytes = std::size_t{1} << 30;  ///< many L2 caches
 constexpr float kAlpha = 0.5F;                             ///< of the thresholds
-constexpr std::int32_t kSiftCapacity = 2 * kTopK;          ///< as planned for a runtime
+constexpr std::int32_t kSiftCapacity = 3 * kTopK;          ///< as planned for a runtime
 
 EchoStepCase checked(const EchoStepCase& sizes) {
   require(sizes.layers > 0 && sizes.layers <= kLayers, "layers", sizes.layers, "1 to " + std::to_string(kLayers));
@@ -91,6 +91,7 @@ StepCase::StepCase(const EchoStepCase& sizes, HostRows& host)
   kth_score_ = allocate(rows, sizeof(float), "k-th scores");
   prepared_kth_ = allocate(rows, sizeof(float), "k-th scores");
   thresholds_ = allocate(rows, sizeof(float), "thresholds");
+  deviations_ = allocate(rows, sizeof(float), "deviations");
   index_key_ = allocate(rows * shape_.index_dim, sizeof(std::uint16_t), "new index keys");
   index_q_ = allocate(rows * shape_.index_heads * shape_.index_dim, sizeof(std::uint16_t), "index queries");
   index_weights_ = allocate(rows * shape_.index_heads, sizeof(float), "index weights");
@@ -148,6 +149,7 @@ TimedGraph& StepCase::graph(const EchoStepReplay& what) {
                           .kth_score = kth_score_.data<float>(),
                           .kth_stride = sizes_.batch,
                           .thresholds = thresholds_.data<float>(),
+                          .deviations = deviations_.data<float>(),
                           .alpha = kAlpha});
       }
     });

@@ -50,12 +50,12 @@ class StepCase {
   RecallParams recall_params(std::int32_t layer) const;
   ForecastParams forecast_params(std::int32_t layer) const;
   AttendParams attend_params(std::int32_t layer) const;
-  /// Whether score sifts: if asked to, and if the backend does. Nobody else would fill what select is shown.
   /// Whether begin gives slots to new rows.
   bool claims(const EchoStepReplay& what) const {
     return sizes_.new_rows != 0 && static_cast<StepPart>(what.part) < StepPart::without_offload;
   }
   bool forecasts() const { return sizes_.forecast_cap > 0; }
+  /// Whether score sifts: if asked to, and if the backend does. Nobody else would fill what select is shown.
   bool sifts(const EchoStepReplay& what) const { return what.sift != 0 && backend_->sifts(); }
   SiftView sift_view(std::int32_t layer, const EchoStepReplay& what) const;
   const std::uint16_t* kv_of(std::int32_t layer) const;
@@ -99,6 +99,7 @@ class StepCase {
   Buffer kth_score_;
   Buffer prepared_kth_;
   Buffer thresholds_;
+  Buffer deviations_;
   Buffer index_key_;  ///< inputs of all layers
   Buffer index_q_;
   Buffer index_weights_;

@@ -131,10 +131,10 @@ __device__ std::int32_t last_position(const StepView& step, std::int32_t entry) 
 /// By thread `thread` of `threads` of the entry's.
 __device__ void clear_sift(const BeginParams& p, std::int32_t entry, std::int32_t thread, std::int32_t threads) {
   if (p.sift_rows != nullptr) {
-    auto* pieces = reinterpret_cast<uint4*>(p.sift_rows + entry * p.step.query_rows);
-    const auto count = p.step.query_rows * static_cast<std::int32_t>(sizeof(RowSift) / sizeof(uint4));
-    for (std::int32_t i = thread; i < count; i += threads) {
-      pieces[i] = make_uint4(0U, 0U, 0U, 0U);
+    static_assert(sizeof(RowSift) == sizeof(uint4));
+    auto* rows = reinterpret_cast<uint4*>(p.sift_rows + entry * p.step.query_rows);
+    for (std::int32_t i = thread; i < p.step.query_rows; i += threads) {
+      rows[i] = make_uint4(0U, 0U, 0U, 0U);
     }
   }
   if (p.prefetched != nullptr && entry == 0 && thread == 0) {

@@ -6,7 +6,8 @@
 // call's budget, the rows by compare-and-swap on slot_of, their bytes from host memory into registers, slots meanwhile
 // (free ones, else the oldest of a window of 32; the scores that recall's rule would look at are only being computed),
 // bytes to the slots, maps. Whatever is busy or used up is left to recall: nobody waits for anybody.
-// Cost: five dependent accesses and a host read, some 5 us for each few rows; 132 warps keep the link busy with that.
+// Cost: five dependent accesses and a host read, some 10 us for each few rows while score takes all of the memory's
+// speed; so 132 warps fetch about 25 rows per us.
 
 #include <algorithm>
 
@@ -17,13 +18,16 @@ namespace echo {
 
 inline constexpr std::int32_t kPrefetchAtOnce = 8;   ///< rows that go together, at most
 inline constexpr std::int32_t kPrefetchWindows = 4;  ///< looked at for them, at most
-inline constexpr std::int32_t kMissingRows = 2 * kWarp;
+inline constexpr std::int32_t kMissingRows = kPrefetchAtOnce + kWarp;
 
 struct PrefetchShared {
   std::int32_t missing[kMissingRows];
   std::int32_t rows[kPrefetchAtOnce];
   std::int32_t slots[kPrefetchAtOnce];
 };
+
+/// Lanes of a set below this one.
+__device__ inline std::int32_t rank_in(unsigned lanes) { return __popc(lanes & ((1U << lane_index()) - 1U)); }
 
 /// What a call may prefetch.
 struct PrefetchBudget {
@@ -46,14 +50,15 @@ class RowPrefetcher {
 
   /// Rows that wait to be fetched.
   __device__ std::int32_t waiting() const { return waiting_; }
-  __device__ bool has_room() const { return waiting_ <= kMissingRows - kWarp; }
+  /// Whether there are as many as go together.
+  __device__ bool ready() const { return waiting_ >= at_once_; }
 
-  /// Puts a row of each lane (kNone: nothing) on the list if it is missing. There has to be room.
+  /// Puts a row of each lane (kNone: nothing) on the list if it is missing. Not where enough are waiting.
   __device__ void add(std::int32_t row) {
     const bool missing = row != kNone && slot_word(layer_, row).load(cuda::memory_order_relaxed) == kNone;
     const unsigned lanes = __ballot_sync(kAllLanes, missing);
     if (missing) {
-      shared_.missing[waiting_ + lanes_before(lanes)] = row;
+      shared_.missing[waiting_ + rank_in(lanes)] = row;
     }
     waiting_ += __popc(lanes);
     __syncwarp();
@@ -62,36 +67,22 @@ class RowPrefetcher {
   /// Fetches the last few rows of the list.
   __device__ void fetch();
 
-  /// Adds what was done to the layer's counters.
-  __device__ void report() const {
+  /// Adds what was done to the layer's counters; `lost` rows were never looked at.
+  __device__ void report(std::int32_t lost) const {
     if (lane_index() == 0) {
       count(layer_.counters->prefetched, fetched_);
-      count(layer_.counters->prefetches_capped, capped_);
+      count(layer_.counters->prefetches_capped, capped_ + lost);
       count(layer_.counters->evictions, evicted_);
     }
   }
 
  private:
-  __device__ static std::int32_t lanes_before(unsigned lanes) { return __popc(lanes & ((1U << lane_index()) - 1U)); }
   __device__ static void count(std::int64_t& counter, std::int32_t number) {
     if (number != 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(number));
     }
   }
 
-  /// Takes up to `wanted` rows from the budget.
-  __device__ std::int32_t reserve(std::int32_t wanted) {
-    std::int32_t granted = 0;
-    if (lane_index() == 0 && !exhausted_) {
-      const std::int32_t used = atomicAdd(budget_.used, wanted);
-      granted = min(max(budget_.cap - used, 0), wanted);
-      refund(wanted - granted);
-    }
-    granted = __shfl_sync(kAllLanes, granted, 0);
-    exhausted_ = granted < wanted;
-    capped_ += wanted - granted;
-    return granted;
-  }
   __device__ void refund(std::int32_t rows) const {
     if (rows != 0) {
       atomicSub(budget_.used, rows);
@@ -118,16 +109,23 @@ class RowPrefetcher {
 __device__ inline void RowPrefetcher::fetch() {
   const std::int32_t wanted = min(waiting_, at_once_);
   waiting_ -= wanted;
-  const std::int32_t granted = reserve(wanted);
-  if (granted == 0) {
+  if (exhausted_) {
+    capped_ += wanted;
     return;
   }
-  const std::int32_t listed = lane_index() < granted ? shared_.missing[waiting_ + lane_index()] : kNone;
+  // The budget is asked while rows are claimed.
+  const std::int32_t used = lane_index() == 0 ? atomicAdd(budget_.used, wanted) : 0;
+  const std::int32_t listed = lane_index() < wanted ? shared_.missing[waiting_ + lane_index()] : kNone;
   const bool claimed = listed != kNone && claim_row(layer_, listed);
   const unsigned lanes = __ballot_sync(kAllLanes, claimed);
-  const std::int32_t rows = __popc(lanes);
-  if (claimed) {
-    shared_.rows[lanes_before(lanes)] = listed;
+  const std::int32_t granted = min(max(budget_.cap - __shfl_sync(kAllLanes, used, 0), 0), wanted);
+  exhausted_ = granted < wanted;
+  capped_ += wanted - granted;
+  const std::int32_t rows = min(__popc(lanes), granted);
+  if (claimed && rank_in(lanes) < rows) {
+    shared_.rows[rank_in(lanes)] = listed;
+  } else if (claimed) {
+    give_up_row(layer_, listed);
   }
   __syncwarp();
   const RowList list{shared_.rows, shared_.slots, rows};
@@ -152,7 +150,7 @@ __device__ inline void RowPrefetcher::fetch() {
     publish(layer_, slot, row, prefetched_at(now_));
   }
   if (lane_index() == 0) {
-    refund(granted - given);
+    refund(wanted - given);
   }
   fetched_ += given;
 }
@@ -206,7 +204,7 @@ __device__ inline std::int32_t RowPrefetcher::take_oldest(std::int32_t given, st
   const bool taken = chosen && evict(layer_, slot, stamp, row);
   const unsigned lanes = __ballot_sync(kAllLanes, taken);
   if (taken) {
-    shared_.slots[given + lanes_before(lanes)] = slot;
+    shared_.slots[given + rank_in(lanes)] = slot;
   }
   evicted_ += __popc(lanes);
   return __popc(lanes);

@@ -1,12 +1,11 @@
-// commit: the k-th scores of a pass become part of the sessions' thresholds.
+// commit: the k-th scores of a pass become part of what is predicted for their sessions.
 //
-// A thread per layer and batch entry folds the rows of the entry, which share a session, in order;
-// the products and the sum are rounded one by one, as on the CPU. A second launch forgets the k-th
-// scores: rows of other entries, and those behind the pass, are nobody else's to clear. Cost: two
+// A thread per layer and batch entry folds the rows of the entry, which share a session, in order. A second launch
+// forgets the k-th scores: rows of other entries, and those behind the pass, are nobody else's to clear. Cost: two
 // launches, a chain of query_rows steps.
 #include "kernels/commit.hpp"
 #include "kernels/launch.cuh"
-#include "kernels/number_formats.hpp"
+#include "kernels/prediction.hpp"
 
 namespace echo {
 namespace {
@@ -26,17 +25,14 @@ __global__ __launch_bounds__(kThreads) void fold(CommitParams p) {
     return;
   }
   const float* scores = p.kth_score + layer * p.kth_stride + first;
-  float* place = p.thresholds + static_cast<std::int64_t>(session) * p.layers + layer;
-  float threshold = *place;
+  const std::int64_t place = static_cast<std::int64_t>(session) * p.layers + layer;
+  float threshold = p.thresholds[place];
+  float deviation = p.deviations[place];
   for (std::int32_t row = 0; row < p.step.query_rows; ++row) {
-    const float score = scores[row];
-    if (!isfinite(score)) {
-      continue;
-    }
-    threshold =
-        isnan(threshold) ? score : __fadd_rn(__fmul_rn(p.alpha, threshold), __fmul_rn(__fsub_rn(1.0F, p.alpha), score));
+    observe(scores[row], p.alpha, threshold, deviation);
   }
-  *place = threshold;
+  p.thresholds[place] = threshold;
+  p.deviations[place] = deviation;
 }
 
 __global__ __launch_bounds__(kThreads) void forget(float* kth_score, std::int64_t count) {

@@ -188,9 +188,6 @@ void CudaBackend::score(const ScoreParams& params) {
     check_rows(params.layer, params.step.rows, params.block.count, nullptr, DType::u8);
     forecasts_.join_pool(params.layer.pool, pass());
   }
-  if (!score_sm90_ || !can_sift_sm90(params)) {
-    clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
-  }
   if (score_sm90_) {
     LaunchContext launch = context();
     if (forecasts_.fetching(pass()) != nullptr) {
@@ -198,6 +195,7 @@ void CudaBackend::score(const ScoreParams& params) {
     }
     return launch_score_sm90(params, launch);
   }
+  clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
   if (params.index_key != nullptr) {
     launch_append(keys_of(params), context());
   }

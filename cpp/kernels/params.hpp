@@ -65,21 +65,12 @@ inline ShapeView shape_view(const ModelShape& shape) {
           .index_key_format = shape.index_key_format};
 }
 
-inline constexpr std::int32_t kSiftBins = 256;
-inline constexpr std::int32_t kSampleEvery = 8;  ///< one key block in so many is scored first: the sample
-
 /// What score finds out about a query row on the way. Keys are ordered keys of scores (number_formats.hpp).
 struct alignas(16) RowSift {
-  /// Of the sample; bin i counts keys whose top 16 bits are those of the predicted k-th score + i - kSiftBins / 2, the
-  /// last one also all that lie above. What lies below is not counted, nor is bin 0.
-  std::int32_t histogram[kSiftBins];
-  std::int32_t sampled;   ///< scores in the histogram
-  std::int32_t compared;  ///< scores that were compared with the bounds
-  std::int32_t found;     ///< candidates; only the first `capacity` of them are listed
-  std::int32_t unused;
-  /// Two keys, set once: the low word is the bound of candidates, the high one (at least as high) that of prefetch.
-  /// 0: not set, nothing is compared.
-  std::uint64_t bounds;
+  std::int32_t found;        ///< candidates; only the first `capacity` of them are listed
+  std::int32_t compared;     ///< scores that were compared with the bounds
+  std::uint32_t candidates;  ///< key of the bound of candidates; 0: none, nothing is compared
+  std::uint32_t prefetch;    ///< key of the bound of prefetch, at least as high
 };
 
 /// A token whose key is at or above the bound of candidates.
@@ -95,14 +86,13 @@ struct SiftView {
   RowSift* next_rows;   ///< [block.count] of the pass's next call: this call zeroes them (begin those of the first)
   ScoredToken* tokens;  ///< [block.count, capacity] candidates, in any order
   std::int32_t capacity;
-  const float* predicted;         ///< [max_sessions, predicted_stride] k-th scores by session, NaN = unknown
-  std::int64_t predicted_stride;  ///< layers of the model; `predicted` points to this layer's
+  /// [max_sessions, predicted_stride] of k-th scores, by session (prediction.hpp); both point to this layer's.
+  const float* thresholds;
+  const float* deviations;
+  std::int64_t predicted_stride;  ///< layers of the model
   std::int32_t* prefetched;       ///< [1] rows prefetched by this call, zero before it
   std::int32_t* next_prefetched;  ///< [1] zeroed like next_rows
   float prefetch_cap;             ///< rows per scored token that may be prefetched; 0: none
-  /// Key blocks for each multiprocessor from which on sifting is worth its time: with fewer, select is there sooner
-  /// without it.
-  std::int32_t least_share = 24;
 };
 
 /// begin, once per pass and before its verbs: owners[block] for the blocks that hold the tokens of each batch entry, up
@@ -232,15 +222,15 @@ struct AttendParams {
   std::int32_t splits;  ///< parts of the selection that are reduced apart, then combined in order
 };
 
-/// commit: folds the k-th scores of a pass into the thresholds, rows in order:
-/// threshold[session, layer] = alpha * threshold + (1 - alpha) * kth, or kth where the threshold is NaN; k-th scores
-/// that are not finite are skipped, since an average would never forget them. Leaves every kth_score NaN.
+/// commit: folds the k-th scores of a pass, rows in order, into what is predicted (`observe` in prediction.hpp). Leaves
+/// every kth_score NaN.
 struct CommitParams {
   StepView step;
   std::int32_t layers;
   float* kth_score;  ///< [layers, kth_stride]
   std::int64_t kth_stride;
   float* thresholds;  ///< [max_sessions, layers]
+  float* deviations;  ///< [max_sessions, layers]
   float alpha;
 };
 

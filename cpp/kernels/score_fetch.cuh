@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/score_runs.cuh"
+#include "kernels/score_sift.cuh"
 #include "kernels/score_stages.cuh"
 
 namespace echo {
@@ -21,7 +22,7 @@ __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_
   Span span{
       .group = run.queries, .count = min(run.count - done, kWarp), .token = 0, .host_block = kNone, .is_new = false};
   if (lane_index() < span.count) {
-    const std::int32_t block = run.block(done + lane_index());
+    const std::int32_t block = run.first + done + lane_index();
     span.token = block * kTokensPerBlock;
     span.is_new = run.is_new(block);
     span.host_block = p.step.block_table[static_cast<std::int64_t>(run.rows.entry) * p.step.table_stride + block];
@@ -31,9 +32,8 @@ __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_
 
 /// The fetching warp: has each key block copied into the next stage that is free, and says what to do with it. The
 /// block table's entries of a span are loaded while the span before is on its way. `maker` is at the first run.
-template <bool kSift>
-__device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker<kSift>& maker,
-                           const ScoreStages& shared, RunList* list, const KernelErrorView& errors) {
+__device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker& maker,
+                                  const ScoreStages& shared, const KernelErrorView& errors) {
   constexpr std::int32_t kAhead = 3;  ///< key blocks of a span that go first, so that memory is soon busy
   // Rows of an entry that are not in this group will need the same keys soon.
   const std::uint64_t policy = ptx::create_policy(p.step.query_rows > shared.sizes.group_rows);
@@ -49,13 +49,6 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
   for (bool finished = false; !finished;) {
     if (next && more) {
       more = maker.next();
-      if constexpr (kSift) {
-        if (more) {
-          list->publish(maker.run());
-        } else {
-          list->close(maker.made());
-        }
-      }
       next = false;
     }
     const Span now = span;
@@ -77,17 +70,13 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
         shared.new_keys->wait(0);
         appended = true;
       }
-      if (there || kSift) {  // sifters count on every block of a run
+      if (there) {
         shared.empty[place.stage].wait(place.parity ^ 1U);
         if (ptx::elect()) {
-          shared.work[place.stage] = {.group = now.group, .token = there ? token : kSkipped};
-          if (there) {
-            shared.full[place.stage].arrive_expecting(kMapBlockBytes);
-            std::byte* to = shared.keys + place.stage * kStageBytes;
-            ptx::copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
-          } else {
-            shared.full[place.stage].arrive();
-          }
+          shared.work[place.stage] = {.group = now.group, .token = token};
+          shared.full[place.stage].arrive_expecting(kMapBlockBytes);
+          std::byte* to = shared.keys + place.stage * kStageBytes;
+          ptx::copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
         }
         __syncwarp();
         place.advance(1, shared.stages);
@@ -131,96 +120,36 @@ __device__ void load_queries_of(const ScoreParams& p, const GroupRows& rows, std
   ptx::fence_proxy_async();
 }
 
-/// The first group's queries, by the multiplying warps.
-template <int kHeads>
+/// The first group's queries, by the multiplying warps. With sifting a loading warp brings the bounds.
+template <int kHeads, bool kSift>
 __device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
                                    const KernelErrorView& errors) {
   load_queries_of<kHeads>(p, rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
-  meet(kStart, kMultiplierWarps * kWarp);
+  meet(kStart, (kMultiplierWarps + (kSift ? 1 : 0)) * kWarp);
 }
 
-/// A loading warp's share of the queries of all runs but the first group's. Queries that a buffer still has stay there.
-template <int kHeads>
-class QueryLoader {
- public:
-  /// `rows` of the first group.
-  __device__ QueryLoader(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
-                         const KernelErrorView& errors)
-      : p_(p), shared_(shared), errors_(errors), held_first_(rows.first) {}
-
-  /// Whether load would not have to wait.
-  __device__ bool can_load(const Run& run) const {
-    return run.queries <= ready_ || run.queries < kBuffers ||
-           __all_sync(kAllLanes, shared_.queries_empty[run.queries % kBuffers].completed(parity(run.queries)));
-  }
-  /// Loads a run's queries if they are missing. Waits until those before it have been left, even where they are the
-  /// same: a barrier must not be two phases ahead of anyone.
-  __device__ void load(const Run& run) {
-    if (run.queries <= ready_) {
-      return;
-    }
-    ready_ = run.queries;
+/// A loading warp's share of the queries of all groups but the first; with sifting, also their bounds.
+template <int kHeads, bool kSift>
+__device__ void load_next_queries(const ScoreParams& p, RunMaker& maker, const ScoreStages& shared,
+                                  const KernelErrorView& errors) {
+  const int warp = warp_index() - kFetcher - 1;
+  while (maker.next()) {
+    const Run& run = maker.run();
     const int buffer = run.queries % kBuffers;
     const auto wait_for_buffer = [&] {
       if (run.queries >= kBuffers) {
-        shared_.queries_empty[buffer].wait(parity(run.queries));
+        shared.queries_empty[buffer].wait((static_cast<std::uint32_t>(run.queries / kBuffers) - 1U) & 1U);
       }
     };
-    if ((buffer == 0 ? held_first_ : held_second_) == run.rows.first) {
-      wait_for_buffer();
-    } else {
-      load_queries_of<kHeads>(p_, run.rows, run.queries, warp_index() - kFetcher - 1, kLoaderWarps, shared_, errors_,
-                              wait_for_buffer);
-      held_first_ = buffer == 0 ? run.rows.first : held_first_;
-      held_second_ = buffer == 0 ? held_second_ : run.rows.first;
+    load_queries_of<kHeads>(p, run.rows, run.queries, warp, loaders(kSift), shared, errors, wait_for_buffer);
+    if (kSift && warp == 0) {
+      load_bounds(p, run.rows, sift_memory(shared).bounds[buffer], errors);
     }
     __syncwarp();
     if (lane_index() == 0) {
-      shared_.queries_full[buffer].arrive();
+      shared.queries_full[buffer].arrive();
     }
   }
-
- private:
-  __device__ static std::uint32_t parity(std::int32_t queries) {
-    return (static_cast<std::uint32_t>(queries / kBuffers) - 1U) & 1U;
-  }
-
-  const ScoreParams& p_;
-  const ScoreStages& shared_;
-  const KernelErrorView& errors_;
-  std::int32_t held_first_;           ///< first row of the group whose queries the first buffer has
-  std::int32_t held_second_ = kNone;  ///< and the second
-  std::int32_t ready_ = 0;            ///< queries that are there or will be
-};
-
-/// The same for a warp that has other things to do besides: reads runs from the list.
-template <int kHeads>
-class ListLoader {
- public:
-  __device__ ListLoader(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared, RunList& list,
-                        const KernelErrorView& errors)
-      : loader_(p, rows, shared, errors), list_(list) {}
-
-  /// Looks at the next run, and loads its queries if they are missing and their buffer is free. False if it cannot.
-  __device__ bool try_next() {
-    if (!list_.has(next_) || !loader_.can_load(list_[next_])) {
-      return false;
-    }
-    loader_.load(list_[next_]);
-    ++next_;
-    __syncwarp();
-    if (lane_index() == 0) {
-      store_released(list_.seen[warp_index() - kFetcher - 1], next_);
-    }
-    return true;
-  }
-  /// Whether there is nothing left to do.
-  __device__ bool finished() const { return list_.ends_at(next_); }
-
- private:
-  QueryLoader<kHeads> loader_;
-  RunList& list_;
-  std::int32_t next_ = 0;  ///< run to look at
-};
+}
 
 }  // namespace echo

@@ -1,12 +1,11 @@
 #pragma once
 // How the work of a score call is cut up: rows of a block that share a block table form groups, the key blocks of all
 // groups one long list, and each thread block takes an equal part of it. Lengths are known on the device only, so each
-// warp finds its part for itself, from the positions of the rows. With sifting there are two lists: every
-// kSampleEvery-th block, and the rest; a thread block's parts of both together are equal.
+// warp finds its part for itself, from the positions of the rows.
 
 #include <cstdint>
 
-#include "kernels/sift_bounds.hpp"
+#include "kernels/params.hpp"
 #include "kernels/step_rows.cuh"
 #include "kernels/warp.cuh"
 
@@ -91,10 +90,7 @@ __device__ __noinline__ inline int2 blocks_of_two(const ScoreParams& p, const Ro
   return {blocks_for_length(length_at(p, first_position, errors)), blocks_for_length(length_at(p, position, errors))};
 }
 
-/// Which key blocks of the groups a list has.
-enum class KeyList : std::int32_t { all, samples, rest };
-
-/// Walks through a thread block's part of a list, group by group. By all lanes of a warp.
+/// Walks through a thread block's part of the list, group by group. By all lanes of a warp.
 class GroupWalk {
  public:
   /// Measures the groups.
@@ -107,45 +103,35 @@ class GroupWalk {
       blocks_ = blocks.x;
       next_blocks_ = blocks.y;
     }
-    total_ = add_up(KeyList::all);
+    total_ = add_up();
   }
 
-  /// Key blocks of a thread block, on average.
-  __device__ std::int32_t share() const { return static_cast<std::int32_t>(total_ / gridDim.x); }
-
-  /// Goes to the first group of this thread block's part of a list; false if there is none.
-  __device__ bool begin(KeyList list);
+  /// Goes to the first group of this thread block's part; false if there is none.
+  __device__ bool begin();
   /// Goes to the next one.
   __device__ bool next();
 
-  /// Key blocks of the group, and the first of its sample.
+  /// Key blocks of this thread block's part, from the current group's first on.
+  __device__ std::int32_t left() const { return left_; }
+  /// Key blocks of the group.
   __device__ std::int32_t blocks() const { return __shfl_sync(kAllLanes, blocks_, group_ - chunk_); }
-  __device__ std::int32_t sampled() const { return first_sampled(blocks()); }
   __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
-  /// Numbers [first, first + count) of the group's in the list are this thread block's.
+  /// Blocks [first, first + count) of the group are this thread block's.
   __device__ std::int32_t first() const { return first_; }
   __device__ std::int32_t count() const { return count_; }
 
  private:
-  __device__ static std::int32_t listed(KeyList list, std::int32_t blocks) {
-    if (list == KeyList::all || blocks == 0) {
-      return blocks;
-    }
-    const std::int32_t samples = (blocks + kSampleEvery - 1 - first_sampled(blocks)) / kSampleEvery;
-    return list == KeyList::samples ? samples : blocks - samples;
-  }
   /// Key blocks of group chunk + lane.
   __device__ std::int32_t blocks_in(std::int32_t chunk) const {
     return chunk == kWarp ? next_blocks_ : far_blocks_of(p_, groups_, errors_, chunk + lane_index());
   }
   /// Of all groups. The lanes know of the first ones.
-  __device__ std::uint32_t add_up(KeyList list) const {
-    std::uint32_t sum = __reduce_add_sync(kAllLanes, static_cast<unsigned>(listed(list, blocks_)));
+  __device__ std::uint32_t add_up() const {
+    std::uint32_t sum = __reduce_add_sync(kAllLanes, static_cast<unsigned>(blocks_));
     if (groups_.count > kWarp) {
 #pragma unroll 1
       for (std::int32_t chunk = kWarp; chunk < groups_.count; chunk += kWarp) {
-        const std::int32_t blocks = blocks_in(chunk);
-        sum += __reduce_add_sync(kAllLanes, static_cast<unsigned>(listed(list, blocks)));
+        sum += __reduce_add_sync(kAllLanes, static_cast<unsigned>(blocks_in(chunk)));
       }
     }
     return sum;
@@ -156,55 +142,40 @@ class GroupWalk {
       chunk_ = chunk;
       blocks_ = blocks_in(chunk);
     }
-    up_to_ = inclusive_warp_sum(listed(list_, blocks_));
+    up_to_ = inclusive_warp_sum(blocks_);
   }
   __device__ std::int32_t chunk_total() const { return __shfl_sync(kAllLanes, up_to_, kWarp - 1); }
 
-  /// First of a thread block's part of so many.
-  __device__ std::uint32_t part(std::uint32_t total, unsigned index) const {
-    return index == gridDim.x ? total : __umulhi(total, index * groups_.share);
-  }
-  __device__ std::int32_t list_part(std::uint32_t samples, unsigned index) const {
-    if (list_ != KeyList::rest) {
-      return static_cast<std::int32_t>(part(list_ == KeyList::all ? total_ : samples, index));
-    }
-    // Even where a thread block has one sample more than another. Only with few blocks could that cross over.
-    const std::uint32_t rest = total_ - samples;
-    return static_cast<std::int32_t>(rest < 2U * gridDim.x ? part(rest, index)
-                                                           : part(total_, index) - part(samples, index));
+  /// First of a thread block's part.
+  __device__ std::int32_t part(unsigned index) const {
+    return static_cast<std::int32_t>(index == gridDim.x ? total_ : __umulhi(total_, index * groups_.share));
   }
 
   /// Takes the group of a lane, from a key block on.
   __device__ void take(int lane, std::int32_t block) {
     group_ = chunk_ + lane;
     first_ = block;
-    count_ = min(left_, __shfl_sync(kAllLanes, listed(list_, blocks_), lane) - block);
+    count_ = min(left_, __shfl_sync(kAllLanes, blocks_, lane) - block);
   }
 
   const ScoreParams& p_;
   const RowGroups& groups_;
   const KernelErrorView& errors_;
   std::uint32_t total_;
-  KeyList list_ = KeyList::all;   ///< that is walked
   std::int32_t left_ = 0;         ///< of this thread block's part, the current group's included
   std::int32_t chunk_ = 0;        ///< first of the 32 groups that lanes know of
   std::int32_t blocks_ = 0;       ///< key blocks of group chunk_ + lane
   std::int32_t next_blocks_ = 0;  ///< of group kWarp + lane
-  std::int32_t up_to_ = 0;        ///< in the list, of that group and of the chunk's before it
+  std::int32_t up_to_ = 0;        ///< of that group and of the chunk's before it
   std::int32_t group_ = 0;
   std::int32_t first_ = 0;
   std::int32_t count_ = 0;
 };
 
-__device__ __forceinline__ bool GroupWalk::begin(KeyList list) {
-  list_ = list;
-  if (chunk_ != 0) {
-    load_chunk(0);
-  }
-  const std::uint32_t samples = list == KeyList::all ? 0U : add_up(KeyList::samples);
-  up_to_ = inclusive_warp_sum(listed(list, blocks_));
-  const std::int32_t first = list_part(samples, blockIdx.x);
-  left_ = list_part(samples, blockIdx.x + 1) - first;
+__device__ __forceinline__ bool GroupWalk::begin() {
+  up_to_ = inclusive_warp_sum(blocks_);
+  const std::int32_t first = part(blockIdx.x);
+  left_ = part(blockIdx.x + 1) - first;
   if (left_ == 0) {
     return false;
   }
@@ -217,7 +188,7 @@ __device__ __forceinline__ bool GroupWalk::begin(KeyList list) {
     beyond = __ballot_sync(kAllLanes, before + up_to_ > first);
   }
   const int lane = __ffs(static_cast<int>(beyond)) - 1;
-  take(lane, first - before - __shfl_sync(kAllLanes, up_to_ - listed(list, blocks_), lane));
+  take(lane, first - before - __shfl_sync(kAllLanes, up_to_ - blocks_, lane));
   return true;
 }
 
@@ -226,12 +197,11 @@ __device__ __forceinline__ bool GroupWalk::next() {
   if (left_ == 0) {
     return false;
   }
-  unsigned nonempty =
-      __ballot_sync(kAllLanes, listed(list_, blocks_) > 0) & (~1U << static_cast<unsigned>(group_ - chunk_));
+  unsigned nonempty = __ballot_sync(kAllLanes, blocks_ > 0) & (~1U << static_cast<unsigned>(group_ - chunk_));
 #pragma unroll 1
   while (nonempty == 0U) {
     load_chunk(chunk_ + kWarp);
-    nonempty = __ballot_sync(kAllLanes, listed(list_, blocks_) > 0);
+    nonempty = __ballot_sync(kAllLanes, blocks_ > 0);
   }
   take(__ffs(static_cast<int>(nonempty)) - 1, 0);
   return true;

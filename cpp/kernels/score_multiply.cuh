@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/ptx/wgmma.cuh"
+#include "kernels/score_sift.cuh"
 #include "kernels/score_stages.cuh"
 
 namespace echo {
@@ -85,7 +86,7 @@ __device__ void begin_multiply(float (&dots)[kElements], std::uint64_t keys, std
 
 /// A warpgroup: every kMultipliers-th block of keys. With kOne, a group's rows fit in one product.
 template <int kHeads, int kColumns, bool kOne, bool kSift>
-__device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, ScoreProgress* progress) {
+__device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
   constexpr int kRows = kColumns / kHeads;
   constexpr int kFours = kHeads / 16;  ///< float4 of weights of a row that a lane needs
   const int warp = __shfl_sync(kAllLanes, warp_index(), 0);
@@ -96,7 +97,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
   std::uint64_t query_operand = 0;
   float4 kept[kOne ? kRows * kFours : 1];  ///< the weights of a group's rows
   LaneRows<kRows> lane_rows{};
-  std::int32_t finished = 0;  ///< key blocks
+  [[maybe_unused]] LaneSift<kRows, kOne> lane_sift(p, shared, warp);
   const auto weights_of = [&](const GroupQueries& queries, std::int32_t row) {
     return reinterpret_cast<const float4*>(queries.weights + row * kHeads) + lane_index() % 4;
   };
@@ -109,6 +110,9 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
       for (int i = 0; i < kRows * kFours; ++i) {
         kept[i] = weights_of(queries, 0)[i * 4];
       }
+    }
+    if constexpr (kSift) {
+      lane_sift.enter(queries, group);
     }
   };
 
@@ -133,15 +137,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
       enter(shared.queries_of(group));
     }
     if (work.token == kNone) {
-      return;
-    }
-    if (kSift && work.token == kSkipped) {
-      __syncwarp();
-      if (lane_index() == 0) {
-        shared.empty[place.stage].arrive();
-      }
-      progress->publish(warp, ++finished);
-      continue;
+      break;
     }
     const std::byte* keys = shared.keys + place.stage * kStageBytes;
     const std::uint64_t key_operand = ptx::k_major(ptx::shared_address(keys));
@@ -152,6 +148,9 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
       const GroupQueries queries = shared.queries_of(group);
       if (!kOne) {
         lane_rows.set(p, queries, row, in_block);
+        if constexpr (kSift) {
+          lane_sift.set(row);
+        }
       }
       ptx::wgmma_wait<0>();
       ptx::pin(dots);
@@ -173,15 +172,22 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared, S
       }
 #pragma unroll
       for (int i = 0; i < kRows; i += 2) {
-        const float sum = sum_lanes(sums[i], sums[i + 1 < kRows ? i + 1 : i]);
-        if (work.token < lane_rows.limit[i / 2]) {
-          lane_rows.out[i / 2][work.token] = sum * scale;
+        const float score = sum_lanes(sums[i], sums[i + 1 < kRows ? i + 1 : i]) * scale;
+        const bool there = work.token < lane_rows.limit[i / 2];
+        if (there) {
+          lane_rows.out[i / 2][work.token] = score;
+        }
+        if constexpr (kSift) {
+          lane_sift.look(row, i / 2, there, score, work.token + in_block);
         }
       }
     }
     if constexpr (kSift) {
-      progress->publish(warp, ++finished);
+      lane_sift.end_block(work.token);
     }
+  }
+  if constexpr (kSift) {
+    lane_sift.finish();
   }
 }
 

@@ -69,9 +69,8 @@ __device__ inline void append_keys(const ScoreParams& p, std::int32_t row, std::
 }
 
 /// Writes all new keys in a thread block's key blocks, and tells the fetching warp. `maker` is at the first run.
-template <bool kSift>
-__device__ void append_new_keys(const ScoreParams& p, RunMaker<kSift> maker, const ScoreStages& shared,
-                                const KernelErrorView& errors) {
+__device__ inline void append_new_keys(const ScoreParams& p, RunMaker maker, const ScoreStages& shared,
+                                       const KernelErrorView& errors) {
   std::int32_t rows = 0;  // that lanes have
   std::int32_t row = kNone;
   Run run = maker.run();  // of the lane's row

@@ -1,339 +1,242 @@
 #pragma once
-// The sifting warps of score: they read finished scores back (from the L2 cache) and lag behind the multiplying warps,
-// which only store how far they are. Two of the loading warps do it, and load queries in between.
+// What the multiplying warps of score do for sifting, on the way: a score is still in a register when it is compared
+// with its row's bound. Those that pass wait in shared memory, each warp's apart, until there are many, or the share
+// has been scored: then they get places in their rows' lists, with one atomic operation for each row. Those worth
+// fetching also go to a ring of the warp's, from which another warp takes them (score_prefetch.cuh); what that is too
+// slow for is overwritten. Nobody is waited for, also not by fences, which wait for the scores that a warp has stored.
 //
-// First they count the scores of the sample in bins, row by row, and add the counts to the row's in global memory. When
-// a row's sample is there, whoever sees it first sets the row's bounds (sift_bounds.hpp). Then they compare the scores
-// of all runs with them, the samples included: candidates are collected in shared memory and go to the row's list, many
-// with one atomic operation; those for prefetch also to a ring, from which the third loading warp takes them
-// (score_prefetch.cuh). If there are no bounds when the run has been scored, it is left: select will see that not all
-// was compared.
-// Cost: a row's scores are read 1 1/8 times, 512 at once by a warp. Measured on an H200, that takes a warp 2.8 us,
-// mostly its own chain of instructions: two warps need 80 us for 13 x 100K tokens, which are scored in 49, and thread
-// blocks with two groups wait for queries meanwhile. So the CUDA backend does not ask for it (Backend::sifts) until
-// there are more such warps, or the multiplying ones compare.
+// Bounds come with the queries of a group. That all scores of a row were compared is told by their number, counted
+// where they are compared.
+// Cost: a comparison and a vote for each score; of 100K tokens 2 to 4 % pass. At the end of a share an atomic operation
+// and the stores behind it. On an H200 1.9 us in all, for 32K tokens of one session as for 13 x 100K.
 
-#include "kernels/score_bounds.cuh"
-#include "kernels/score_chunk.cuh"
-#include "kernels/score_fetch.cuh"
+#include "cache_manager/prefetch_rows.cuh"
+#include "kernels/prediction.hpp"
+#include "kernels/score_stages.cuh"
 
 namespace echo {
 
-/// A sifting warp. All lanes call all functions. What is known of the rows of a group, at most 32, lies in lanes.
-template <typename Loader>
-class Sifter {
- public:
-  __device__ Sifter(const ScoreParams& p, int index, SiftShared& shared, const RunList& list, Loader& loader,
-                    const KernelErrorView& errors)
-      : p_(p), index_(index), shared_(shared), list_(list), loader_(loader), errors_(errors) {}
+inline constexpr int kMostRows = kMostColumns / 32;  ///< of a group
+inline constexpr int kRingPlaces = 32;
+inline constexpr int kWarpTokens = kTokensPerBlock / kGroupWarps;  ///< of a key block, consecutive, are a warp's
 
-  /// Sifts a whole share.
-  __device__ void run() {
-    Run run;
-    std::int32_t next = 0;
-    for (; get(next, run) && run.kind == RunKind::sample; ++next) {
-      take_sample(run);
+/// A token that is worth fetching.
+struct alignas(8) WantedToken {
+  std::int32_t row;  ///< of the row block
+  std::int32_t position;
+};
+
+/// From a multiplying warp to the prefetching one.
+struct WantedRing {
+  WantedToken tokens[kRingPlaces];
+  std::int32_t put;  ///< so far
+};
+
+/// In shared memory, behind it the pending candidates of each multiplying warp.
+struct alignas(16) SiftMemory {
+  SiftBounds bounds[kBuffers][kMostRows];  ///< of a group's rows, beside its queries
+  std::int32_t finished[kMultipliers];     ///< key blocks, by each warpgroup
+  std::int32_t fetched;                    ///< whether all key blocks of the share are on their way
+  WantedRing rings[kMultiplierWarps];
+  PrefetchShared prefetch;
+
+  /// Before anybody looks; by one warp.
+  __device__ void clear() {
+    if (lane_index() < kMultiplierWarps) {
+      rings[lane_index()].put = 0;
     }
-    for (next = 0; get(next, run); ++next) {
-      if (run.kind != RunKind::all) {
-        compare_run(run);
-      }
+    if (lane_index() < kMultipliers) {
+      finished[lane_index()] = 0;
     }
-    while (!loader_.finished()) {
-      pause();
+    fetched = 0;
+  }
+};
+
+/// Candidates of a warp that have no place in a list yet.
+template <int kPlaces>
+struct PendingTokens {
+  ScoredToken tokens[kPlaces];
+  std::int32_t rows[kPlaces];  ///< of the row block
+};
+
+/// With more rows in a group queries need more of shared memory.
+ECHO_HOST_DEVICE constexpr int pending_places(bool one) { return one ? 96 : 64; }
+ECHO_HOST_DEVICE constexpr std::int32_t sift_bytes(bool one) {
+  const std::size_t pending =
+      one ? sizeof(PendingTokens<pending_places(true)>) : sizeof(PendingTokens<pending_places(false)>);
+  return static_cast<std::int32_t>((sizeof(SiftMemory) + kMultiplierWarps * pending + 15) / 16 * 16);
+}
+
+__device__ inline SiftMemory& sift_memory(const ScoreStages& shared) {
+  return *reinterpret_cast<SiftMemory*>(shared.sift);
+}
+
+/// A word of shared memory for others of the block that only look at it now and then.
+__device__ inline void show(std::int32_t& word, std::int32_t value) {
+  ptx::store_shared(ptx::shared_address(&word), static_cast<std::uint32_t>(value));
+}
+
+/// Finds the bounds of a group's rows, a lane each, and puts them down for select, too. By a warp.
+__device__ inline void load_bounds(const ScoreParams& p, const GroupRows& rows, SiftBounds* bounds,
+                                   const KernelErrorView& errors) {
+  const std::int32_t row = rows.first + lane_index();
+  if (row < rows.last) {
+    const std::int32_t session = p.step.session[row];
+    SiftBounds own{float_of(kFloatNan), float_of(kFloatNan)};
+    if (session >= 0 && length_of(p, row, errors) > p.shape.top_k) {
+      const std::int64_t place = session * p.sift.predicted_stride;
+      own = sift_bounds(p.sift.thresholds[place], p.sift.deviations[place]);
     }
+    bounds[lane_index()] = own;
+    if (own.candidates == own.candidates) {
+      RowSift& sift = p.sift.rows[row - p.block.first];
+      *reinterpret_cast<uint2*>(&sift.candidates) = make_uint2(ordered_key(own.candidates), ordered_key(own.prefetch));
+    }
+  }
+  __syncwarp();
+}
+
+/// A multiplying warp's part in it. Lanes know of rows as in LaneRows, and of one row of the group each.
+template <int kRows, bool kOne>
+class LaneSift {
+  static constexpr int kPairs = (kRows + 1) / 2;
+  static constexpr int kPlaces = pending_places(kOne);
+
+ public:
+  __device__ LaneSift(const ScoreParams& p, const ScoreStages& shared, int warp)
+      : p_(p),
+        memory_(sift_memory(shared)),
+        pending_(reinterpret_cast<PendingTokens<kPlaces>*>(&memory_ + 1)[warp]),
+        warp_(warp) {}
+
+  /// Goes to a group.
+  __device__ void enter(const GroupQueries& queries, std::int32_t group) {
+    leave();
+    bounds_ = memory_.bounds[group % kBuffers];
+    first_row_ = queries.rows[0];
+    length_ = 0;
+    if (lane_index() < queries.rows[1] && bounds_[lane_index()].candidates == bounds_[lane_index()].candidates) {
+      length_ = queries.lengths[lane_index()];
+    }
+    if (kOne) {
+      set(0);
+    }
+  }
+  /// Goes to the rows of a product that begins at `row`.
+  __device__ void set(std::int32_t row) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      from_[i] = bounds_[min(own(row, i), kMostRows - 1)].candidates;
+    }
+  }
+
+  /// Looks at the lane's score of row i + own of a product that begins at `row`, if it is there.
+  __device__ void look(std::int32_t row, int i, bool there, float score, std::int32_t position) {
+    const bool passes = there && score >= from_[i];
+    const unsigned lanes = __ballot_sync(kAllLanes, passes);
+    if (lanes != 0U) {
+      take(lanes, passes, score, position, own(row, i));
+    }
+  }
+  /// When all rows of a key block have been looked at.
+  __device__ void end_block(std::int32_t token) {
+    const std::int32_t first = token + warp_ % kGroupWarps * kWarpTokens;
+    compared_ += min(max(length_ - first, 0), kWarpTokens);
+    ++finished_;
+    if (p_.sift.prefetch_cap > 0.0F && warp_ % kGroupWarps == 0 && lane_index() == 0) {
+      show(memory_.finished[warp_ / kGroupWarps], finished_);
+    }
+  }
+  /// When the share is done.
+  __device__ void finish() {
+    leave();
+    list_pending<kPlaces / kWarp>();
   }
 
  private:
-  __device__ RowSift& sift_of(std::int32_t lane) const { return p_.sift.rows[rows_.first + lane - p_.block.first]; }
-  __device__ const float* scores_of(int lane) const {
-    return p_.scores + (rows_.first + lane - p_.block.first) * p_.score_stride;
-  }
+  /// Within the group.
+  __device__ static std::int32_t own(std::int32_t row, int i) { return row + 2 * i + lane_index() % 4 / 2; }
 
-  /// Waits for a run and reads it; false if there is none. Runs that are gone count as empty.
-  __device__ bool get(std::int32_t index, Run& run) {
-    while (!list_.has(index)) {
-      if (list_.ends_at(index)) {
-        return false;
+  __device__ void take(unsigned lanes, bool passes, float score, std::int32_t position, std::int32_t row) {
+    if (count_ > kPlaces - kWarp) [[unlikely]] {
+      list_pending<1>();  // short code: it lies in the loop over key blocks
+    }
+    if (passes) {
+      const std::int32_t place = count_ + rank_in(lanes);
+      pending_.tokens[place] = {ordered_key(score), position};
+      pending_.rows[place] = first_row_ + row;
+    }
+    count_ += __popc(lanes);
+    if (p_.sift.prefetch_cap > 0.0F) {
+      const bool wanted = passes && score >= bounds_[row].prefetch;
+      const unsigned wanting = __ballot_sync(kAllLanes, wanted);
+      WantedRing& ring = memory_.rings[warp_];
+      if (wanted) {
+        ring.tokens[(put_ + rank_in(wanting)) % kRingPlaces] = {first_row_ + row, position};
       }
-      pause();
-    }
-    if (!list_.copy(index, run)) {
-      run.count = 0;
-    }
-    return true;
-  }
-
-  /// Goes to the rows of a group.
-  __device__ void enter(const Run& run) {
-    const GroupRows& rows = run.rows;
-    if (rows.first == rows_.first) {
-      return;
-    }
-    rows_ = rows;
-    sampled_from_ = run.sampled;
-    const std::int32_t row = rows.first + lane_index();
-    state_ = RowState::left;
-    length_ = 0;
-    if (row < rows.last) {
-      length_ = length_of(p_, row, errors_);
-      const std::int32_t session = p_.step.session[row];
-      if (session >= 0 && length_ > p_.shape.top_k) {
-        const float predicted = p_.sift.predicted[session * p_.sift.predicted_stride];
-        first_bin_ = first_bin(predicted);
-        state_ = predicted == predicted ? RowState::open : RowState::left;
+      put_ += __popc(wanting);
+      __syncwarp();
+      if (lane_index() == 0) {
+        show(ring.put, put_);
       }
     }
   }
-
-  /// Waits until the first key blocks of the share have been scored, and loads queries meanwhile.
-  __device__ void wait_for_scores(std::int32_t blocks) {
-    while (!scored(blocks)) {
-      pause();
+  /// Lists what is pending, so many of a lane at once.
+  template <int kTogether>
+  __device__ void list_pending();
+  __device__ void leave() {
+    if (compared_ != 0) {
+      atomicAdd(&p_.sift.rows[first_row_ + lane_index()].compared, compared_);
+      compared_ = 0;
     }
   }
-  __device__ bool scored(std::int32_t blocks) {
-    if (available_ < blocks) {
-      available_ = shared_.progress.available();
-    }
-    return available_ >= blocks;
-  }
-  __device__ void pause() {
-    if (!loader_.try_next()) {
-      __nanosleep(100);
-    }
-  }
-
-  __device__ void take_sample(const Run& run);
-  /// Waits for the bounds of all rows of the group; those that get none until the share's first `end` blocks have been
-  /// scored, and well more than its samples, are left.
-  __device__ void settle_bounds(std::int32_t end);
-  __device__ void compare_run(const Run& run);
-  __device__ void collect(const ScoreChunk& chunk, unsigned hits, int lane);
-  /// Lists what was collected, all of one row's.
-  __device__ void flush(int lane);
-  /// Hands some of what was collected to the prefetching warp.
-  __device__ void want(std::int32_t from, std::uint32_t bound);
-
-  enum class RowState : std::int32_t {
-    open,  ///< its bounds are to be found
-    set,   ///< it has them
-    left,  ///< it is not sifted
-  };
 
   const ScoreParams& p_;
-  int index_;
-  SiftShared& shared_;
-  const RunList& list_;
-  Loader& loader_;
-  const KernelErrorView& errors_;
-  std::int32_t available_ = 0;
-  std::int32_t collected_ = 0;
-  GroupRows rows_{kNone, kNone, kNone};
-  std::int32_t sampled_from_ = 0;  ///< first block of the group's sample
-  // Of the lane's row.
-  RowState state_ = RowState::left;
-  std::int32_t length_ = 0;
-  std::int32_t first_bin_ = 0;
-  std::uint32_t candidates_from_ = kNoKey;
-  std::uint32_t prefetch_from_ = kNoKey;
+  SiftMemory& memory_;
+  PendingTokens<kPlaces>& pending_;
+  int warp_;
+  const SiftBounds* bounds_ = nullptr;  ///< of the group
+  std::int32_t first_row_ = 0;          ///< of the group, in the row block
+  std::int32_t count_ = 0;              ///< pending
+  std::int32_t put_ = 0;                ///< in the ring
+  std::int32_t finished_ = 0;           ///< key blocks
+  std::int32_t length_ = 0;             ///< of the lane's row, 0 if it is not sifted
+  std::int32_t compared_ = 0;           ///< scores of that row
+  float from_[kPairs] = {};
 };
 
-template <typename Loader>
-__device__ void Sifter<Loader>::take_sample(const Run& run) {
-  if (index_ * kChunkBlocks >= run.count) {
-    return;
-  }
-  enter(run);
-  std::int32_t* bins = shared_.bins[index_];
-  for (unsigned rows = __ballot_sync(kAllLanes, state_ == RowState::open); rows != 0U; rows &= rows - 1U) {
-    const int lane = __ffs(static_cast<int>(rows)) - 1;
-    const std::int32_t length = __shfl_sync(kAllLanes, length_, lane);
-    const std::int32_t first = __shfl_sync(kAllLanes, first_bin_, lane);
-    for (int bin = lane_index(); bin < kSiftBins; bin += kWarp) {
-      bins[bin] = 0;
-    }
-    __syncwarp();
-    std::int32_t sampled = 0;
-    for (std::int32_t block = index_ * kChunkBlocks; block < run.count; block += kSifters * kChunkBlocks) {
-      wait_for_scores(run.before + min(block + kChunkBlocks, run.count));
-      ScoreChunk chunk;
-      chunk.load(run, block, scores_of(lane), length);
-      chunk.for_each([&](int i, float score) {
-        const std::int32_t bin = bin_of(ordered_key(score), first);
-        if (bin > 0 && (chunk.there >> i & 1U) != 0U) {
-          atomicAdd(bins + bin, 1);
-        }
-      });
-      sampled += __popc(chunk.there);
-    }
-    __syncwarp();
-    RowSift& sift = sift_of(lane);
-    for (int bin = lane_index(); bin < kSiftBins; bin += kWarp) {
-      if (bins[bin] != 0) {
-        atomicAdd(sift.histogram + bin, bins[bin]);
-      }
-    }
-    sampled = warp_sum(sampled);
-    __threadfence();
-    __syncwarp();
-    if (lane_index() == 0) {
-      atomicAdd(&sift.sampled, sampled);
-    }
-  }
-}
-
-template <typename Loader>
-__device__ void Sifter<Loader>::settle_bounds(std::int32_t end) {
-  while (__any_sync(kAllLanes, state_ == RowState::open)) {
-    const bool late =
-        scored(max(end, warp_load_acquired(list_.share) * 3 / kSampleEvery));  // before looking at what is counted
-    std::int32_t sampled = 0;
-    std::uint64_t bounds = 0;
-    if (state_ == RowState::open) {
-      const volatile RowSift& sift = sift_of(lane_index());
-      bounds = sift.bounds;
-      sampled = sift.sampled;
-    }
-    const std::int32_t all = sample_of(length_, sampled_from_);
-    // What is missing of nearly all counts as nothing: the bounds come out a little lower.
-    const bool nearly_all = sampled >= all - all / 8;
-    const bool ready = state_ == RowState::open && bounds == 0U && (nearly_all || (late && sampled >= all / 4));
-    const unsigned lanes = __ballot_sync(kAllLanes, ready);
-    bool found = state_ == RowState::open && bounds != 0U;
-    if (lanes != 0U) {
-      __threadfence();
-      const int lane = __ffs(static_cast<int>(lanes)) - 1;
-      const std::uint64_t made = set_bounds(p_, sift_of(lane), __shfl_sync(kAllLanes, length_, lane),
-                                            __shfl_sync(kAllLanes, nearly_all ? all : sampled, lane),
-                                            __shfl_sync(kAllLanes, first_bin_, lane));
-      if (lane_index() == lane) {
-        bounds = made;
-        found = made != 0U;
-        state_ = found ? state_ : RowState::left;
-      }
-    }
-    if (found) {
-      candidates_from_ = static_cast<std::uint32_t>(bounds);
-      prefetch_from_ = static_cast<std::uint32_t>(bounds >> 32);
-      state_ = RowState::set;
-    }
-    if (late && lanes == 0U) {
-      state_ = state_ == RowState::open ? RowState::left : state_;
-    } else if (__any_sync(kAllLanes, state_ == RowState::open) && lanes == 0U) {
-      pause();
-    }
-  }
-}
-
-template <typename Loader>
-__device__ void Sifter<Loader>::compare_run(const Run& run) {
-  if (index_ * kChunkBlocks >= run.count) {
-    return;
-  }
-  enter(run);
-  settle_bounds(run.end());
-  const unsigned rows = __ballot_sync(kAllLanes, state_ == RowState::set);
-  if (rows == 0U) {
-    return;
-  }
-  std::int32_t compared = 0;  // of the lane's row
-  for (std::int32_t block = index_ * kChunkBlocks; block < run.count; block += kSifters * kChunkBlocks) {
-    wait_for_scores(run.before + min(block + kChunkBlocks, run.count));
-    for (unsigned left = rows; left != 0U; left &= left - 1U) {
-      const int lane = __ffs(static_cast<int>(left)) - 1;
-      ScoreChunk chunk;
-      chunk.load(run, block, scores_of(lane), __shfl_sync(kAllLanes, length_, lane));
-      // Keys below that of -inf are none of a score: comparing scores is comparing keys.
-      const std::uint32_t least = ordered_key(-__int_as_float(static_cast<int>(kFloatInf)));
-      const unsigned hits = chunk.at_least(value_of_key(max(__shfl_sync(kAllLanes, candidates_from_, lane), least)));
-      if (__any_sync(kAllLanes, hits != 0U)) {
-        collect(chunk, hits, lane);
-      }
-      const auto count =
-          static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(__popc(chunk.there))));
-      compared += lane_index() == lane ? count : 0;
-      if (rows != 1U << lane) {  // the next row's candidates go elsewhere
-        flush(lane);
-      }
-    }
-    loader_.try_next();
-  }
-  if (collected_ > 0) {
-    flush(__ffs(static_cast<int>(rows)) - 1);
-  }
-  if (compared != 0) {
-    atomicAdd(&sift_of(lane_index()).compared, compared);
-  }
-}
-
-template <typename Loader>
-__device__ void Sifter<Loader>::collect(const ScoreChunk& chunk, unsigned hits, int lane) {
-  constexpr std::int32_t kFlushFrom = kCollected - kChunkBlocks * kTokensPerBlock;
-  if (collected_ > kFlushFrom) {
-    flush(lane);
-  }
-  const std::int32_t own = __popc(hits);
-  const std::int32_t up_to = inclusive_warp_sum(own);
-  ScoredToken* to = shared_.collected[index_] + collected_ + up_to - own;
+template <int kRows, bool kOne>
+template <int kTogether>
+__device__ void LaneSift<kRows, kOne>::list_pending() {
+  static_assert(kPlaces % (kTogether * kWarp) == 0);
+  __syncwarp();
+#pragma unroll 1
+  for (std::int32_t from = 0; from < count_; from += kTogether * kWarp) {
+    std::int32_t rows[kTogether];
+    std::int32_t places[kTogether];
+    unsigned peers[kTogether];  // lanes with candidates of the same row
 #pragma unroll
-  for (int i = 0; i < kChunkLoads; ++i) {
-    const float4& four = chunk.fours[i];
-    const float scores[4] = {four.x, four.y, four.z, four.w};
-    if ((hits >> (4 * i) & 0xFU) != 0U) {
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int32_t at = from + i * kWarp + lane_index();
+      rows[i] = at < count_ ? pending_.rows[at] : kNone;
+      peers[i] = __match_any_sync(kAllLanes, rows[i]);
+      places[i] = 0;
+      if (rows[i] != kNone && rank_in(peers[i]) == 0) {
+        places[i] = atomicAdd(&p_.sift.rows[rows[i]].found, __popc(peers[i]));
+      }
+    }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if ((hits >> (4 * i + j) & 1U) != 0U) {
-          *to = {ordered_key(scores[j]), chunk.tokens[i] + j};
-          ++to;
-        }
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int32_t first = __shfl_sync(kAllLanes, places[i], __ffs(static_cast<int>(peers[i])) - 1);
+      const std::int32_t place = first + rank_in(peers[i]);
+      if (rows[i] != kNone && place < p_.sift.capacity) {
+        p_.sift.tokens[static_cast<std::int64_t>(rows[i]) * p_.sift.capacity + place] =
+            pending_.tokens[from + i * kWarp + lane_index()];
       }
     }
   }
   __syncwarp();
-  const std::int32_t from = collected_;
-  collected_ += __shfl_sync(kAllLanes, up_to, kWarp - 1);
-  if (p_.sift.prefetch_cap > 0.0F) {
-    want(from, __shfl_sync(kAllLanes, prefetch_from_, lane));
-  }
-}
-
-template <typename Loader>
-__device__ void Sifter<Loader>::flush(int lane) {
-  std::int32_t place = 0;
-  if (lane_index() == 0) {
-    place = atomicAdd(&sift_of(lane).found, collected_);
-  }
-  place = __shfl_sync(kAllLanes, place, 0);
-  ScoredToken* tokens =
-      p_.sift.tokens + static_cast<std::int64_t>(rows_.first + lane - p_.block.first) * p_.sift.capacity;
-  for (std::int32_t i = lane_index(); i < collected_ && place + i < p_.sift.capacity; i += kWarp) {
-    tokens[place + i] = shared_.collected[index_][i];
-  }
-  __syncwarp();
-  collected_ = 0;
-}
-
-template <typename Loader>
-__device__ void Sifter<Loader>::want(std::int32_t from, std::uint32_t bound) {
-  PrefetchRing& ring = shared_.rings[index_];
-  std::int32_t put = ring.put;
-  const std::int32_t end = warp_load_acquired(ring.taken) + kRingPlaces;
-  for (std::int32_t first = from; first < collected_; first += kWarp) {
-    const std::int32_t i = first + lane_index();
-    const ScoredToken token = i < collected_ ? shared_.collected[index_][i] : ScoredToken{0U, kNone};
-    const unsigned wants = __ballot_sync(kAllLanes, token.key >= bound);
-    const std::int32_t place = put + __popc(wants & ((1U << lane_index()) - 1U));
-    if (token.key >= bound && place < end) {
-      ring.tokens[place % kRingPlaces] = {rows_.entry, token.position};
-    }
-    put = min(put + __popc(wants), end);
-  }
-  __syncwarp();
-  if (lane_index() == 0) {
-    store_released(ring.put, put);
-  }
-  __syncwarp();
+  count_ = 0;
 }
 
 }  // namespace echo

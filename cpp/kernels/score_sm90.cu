@@ -7,8 +7,8 @@
 // (heads of one or more rows); loaders meanwhile quantise the next group's queries into a second buffer. A lane holds
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
-// to, a loader first writes the new tokens' keys (score_new_keys.cuh), and the loaders also sift (score_sift.cuh), for
-// which the order of the blocks is another.
+// to, a loader first writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
+// (score_sift.cuh), and a loader fetches rows ahead (score_prefetch.cuh).
 // Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
 // 64 heads, a row per session: 4.0 us for 1 x 16K tokens, 6.6 for 1 x 100K, 49 for 13 x 100K, 226 for 64 x 100K;
 // with two rows per session 53 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37. In one
@@ -41,43 +41,13 @@ constexpr bool kHasCode = false;
 /// Differs between the machine codes of a build for several architectures; the host asks the one that was loaded.
 __device__ const bool has_code = kHasCode;
 
-/// What sifting needs of shared memory.
-struct SiftMemory {
-  RunList runs;
-  SiftShared sift;
-  PrefetchShared prefetch;
-};
-constexpr std::int32_t kSiftBytes = (sizeof(SiftMemory) + 15) / 16 * 16;
-
-/// The warps that load queries; with sifting they do that besides. `maker` is at the first run.
-template <int kHeads, bool kSift>
-__device__ void load_and_sift(const ScoreParams& p, RunMaker<kSift>& maker, const ScoreStages& shared,
-                              const KernelErrorView& errors) {
-  if constexpr (kSift) {
-    auto& memory = *reinterpret_cast<SiftMemory*>(shared.sift);
-    const int index = __shfl_sync(kAllLanes, warp_index(), 0) - kFetcher - 1;
-    ListLoader<kHeads> loader(p, maker.run().rows, shared, memory.runs, errors);
-    if (index < kSifters) {
-      Sifter(p, index, memory.sift, memory.runs, loader, errors).run();
-    } else {
-      prefetch_tokens(p, memory.sift, memory.prefetch, memory.runs, loader, errors);
-    }
-  } else {
-    QueryLoader<kHeads> loader(p, maker.run().rows, shared, errors);
-    while (maker.next()) {
-      loader.load(maker.run());
-    }
-  }
-}
-
 template <int kHeads, int kColumns, bool kOne, bool kSift>
 __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_constant__ CUtensorMap keys,
                                                                const __grid_constant__ ScoreParams p,
                                                                const __grid_constant__ RowGroups groups,
                                                                const __grid_constant__ KernelErrorView errors) {
   if constexpr (kHasCode) {
-    const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows, .sift_bytes = kSift ? kSiftBytes : 0});
-    auto* sift = reinterpret_cast<SiftMemory*>(shared.sift);
+    const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows, .sift_bytes = kSift ? sift_bytes(kOne) : 0});
     const int warp = __shfl_sync(kAllLanes, warp_index(), 0);  // the compiler then knows that lanes agree
     if (warp == kFetcher) {
       if (ptx::elect()) {
@@ -85,7 +55,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       }
       __syncwarp();
       if (kSift) {
-        sift->sift.clear();
+        sift_memory(shared).clear();
       }
     } else if (warp < kFetcher) {
       shared.make_barriers(warp, kMultiplierWarps);
@@ -93,12 +63,8 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     }
     wait_for_kernel_before();
     let_next_kernel_begin();
-    RunMaker<kSift> maker(p, groups, errors);
+    RunMaker maker(p, groups, errors);
     const bool any = maker.begin();
-    if (kSift && warp == kFetcher && any) {
-      sift->runs.open(maker.share());
-      sift->runs.publish(maker.run());
-    }
     if (warp >= kFetcher) {
       join(kBarriersMade, kScoreThreads);
     }
@@ -109,15 +75,26 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       return;  // all of the thread block
     }
     if (warp == kFetcher) {
-      fetch_keys<kSift>(keys, p, maker, shared, &sift->runs, errors);  // on their way while queries are loaded
+      fetch_keys(keys, p, maker, shared, errors);  // on their way while queries are loaded
+      if (kSift) {
+        show(sift_memory(shared).fetched, 1);
+      }
     } else if (warp > kFetcher) {
       if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
         append_new_keys(p, maker, shared, errors);
       }
-      load_and_sift<kHeads, kSift>(p, maker, shared, errors);
+      if (kSift && warp == kFetcher + 1) {
+        load_bounds(p, maker.run().rows, sift_memory(shared).bounds[0], errors);
+        announce(kStart, (kMultiplierWarps + 1) * kWarp);
+      }
+      if (kSift && warp == kFetcher + kLoaderWarps) {
+        prefetch_tokens(p, sift_memory(shared), maker.left(), errors);
+      } else {
+        load_next_queries<kHeads, kSift>(p, maker, shared, errors);
+      }
     } else {
-      load_first_queries<kHeads>(p, maker.run().rows, shared, errors);
-      multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared, kSift ? &sift->sift.progress : nullptr);
+      load_first_queries<kHeads, kSift>(p, maker.run().rows, shared, errors);
+      multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared);
     }
   }
 }
@@ -217,8 +194,7 @@ void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) 
   const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
   const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
   require_countable(params, groups);
-  const bool sifts = params.sift.rows != nullptr && can_sift_sm90(params);
-  const Kernel kernel = sifts ? kernel_of<true>(product) : kernel_of<false>(product);
+  const Kernel kernel = params.sift.rows != nullptr ? kernel_of<true>(product) : kernel_of<false>(product);
   launch_early(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
                index_key_map(params.layer), params, groups, context.errors);
 }

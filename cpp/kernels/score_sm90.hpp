@@ -10,9 +10,6 @@ namespace echo {
 /// that the scores of a model come from one kernel.
 bool prepare_score_sm90(const ShapeView& shape, int device);
 
-/// Whether a call that asks for it can be sifted: four scores are read at once. If not, it does not touch next_rows.
-inline bool can_sift_sm90(const ScoreParams& params) { return params.score_stride % 4 == 0; }
-
 /// score in one launch; queries are quantised on the way. InvalidArgument if index_q is not aligned to 16 bytes.
 void launch_score_sm90(const ScoreParams& params, const LaunchContext& context);
 

@@ -7,11 +7,14 @@
 #include "kernels/index_key_map.hpp"
 #include "kernels/ptx/copy.cuh"
 #include "kernels/ptx/tensor_copy.cuh"
-#include "kernels/score_progress.cuh"
 #include "kernels/score_queries.cuh"
 
 namespace echo {
 
+inline constexpr int kGroupWarps = 4;   ///< of a warpgroup
+inline constexpr int kMultipliers = 3;  ///< warpgroups, which take the key blocks of a share in turns
+inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
+inline constexpr int kLoaderWarps = 3;             ///< that load queries; with sifting the last one prefetches
 inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that fetches keys; loaders follow
 inline constexpr int kScoreThreads = (kMultiplierWarps + 1 + kLoaderWarps) * kWarp;
 inline constexpr int kBarriersMade = 1;          ///< hardware barrier: all but the multiplying warps may begin
@@ -24,12 +27,14 @@ inline constexpr int kMostStages = 12;           ///< 12 blocks on their way kee
 static_assert(kMostStages % kMultipliers == 0);
 static_assert(kMapRowBytes == ptx::kSwizzleRow && kTokensPerBlock == 64 && kMapBlockBytes <= kStageBytes);
 
+/// Warps that load queries.
+ECHO_HOST_DEVICE constexpr int loaders(bool sift) { return sift ? kLoaderWarps - 1 : kLoaderWarps; }
+
 /// What is in a stage.
 struct alignas(8) StageWork {
   std::int32_t group;  ///< of the thread block, counted from 0
-  std::int32_t token;  ///< first of the key block; kNone: there is no more work; kSkipped: nothing to score here
+  std::int32_t token;  ///< first of the key block; kNone: there is no more work
 };
-inline constexpr std::int32_t kSkipped = -2;
 
 /// How large the parts of shared memory are.
 struct ScoreSizes {
@@ -123,7 +128,7 @@ struct ScoreStages {
       }
       if (warp >= warps - kBuffers) {
         const int buffer = warps - 1 - warp;
-        queries_full[buffer].init(kLoaderWarps);
+        queries_full[buffer].init(static_cast<unsigned>(loaders(sizes.sift_bytes > 0)));
         queries_empty[buffer].init(kMultiplierWarps);
       }
       ptx::fence_mbarrier_init();

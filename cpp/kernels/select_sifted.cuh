@@ -11,14 +11,13 @@ namespace echo::top_k {
 /// What score left for a row, and the row's position. Loads the first tokens before it is known how many there are, and
 /// by each lane a word of the rest, so that all is one wait.
 struct Sifted {
-  static constexpr int kWords = 6;
-  static_assert(offsetof(RowSift, compared) == offsetof(RowSift, sampled) + 1 * sizeof(std::int32_t));
-  static_assert(offsetof(RowSift, found) == offsetof(RowSift, sampled) + 2 * sizeof(std::int32_t));
-  static_assert(offsetof(RowSift, bounds) == offsetof(RowSift, sampled) + 4 * sizeof(std::int32_t));
+  static constexpr int kWords = 4;
+  static_assert(offsetof(RowSift, found) == 0 && offsetof(RowSift, compared) == 1 * sizeof(std::int32_t));
+  static_assert(offsetof(RowSift, candidates) == 2 * sizeof(std::int32_t));
 
   const ScoredToken* tokens = nullptr;
   ScoredToken early[List::kHeld];
-  std::int32_t word = 0;  ///< lane 0 has the position, lanes 1 to 5 have what follows RowSift::sampled
+  std::int32_t word = 0;  ///< lane 0 has the position, those behind it the RowSift
 
   __device__ Sifted(const SiftView& sift, std::int64_t index, bool with_tokens, const std::int32_t* position_at) {
     if (sift.rows != nullptr) {
@@ -29,24 +28,24 @@ struct Sifted {
         early[i] = with_tokens && at < sift.capacity ? tokens[at] : ScoredToken{0U, 0};
       }
     }
-    const std::int32_t* at = lane_index() == 0 ? position_at : &sift.rows[index].sampled + lane_index();
+    const std::int32_t* at = lane_index() == 0 ? position_at : &sift.rows[index].found + (lane_index() - 1);
     if (lane_index() == 0 || (sift.rows != nullptr && lane_index() < kWords)) {
       word = *at;
     }
   }
 
   __device__ std::int32_t position() const { return __shfl_sync(kAllLanes, word, 0); }
-  __device__ std::int32_t compared() const { return __shfl_sync(kAllLanes, word, 1); }
-  __device__ std::int32_t found() const { return __shfl_sync(kAllLanes, word, 2); }  ///< 0 without sifting
-  __device__ std::uint32_t bound() const { return static_cast<std::uint32_t>(__shfl_sync(kAllLanes, word, 4)); }
-  /// Whether bounds were found: not both are 0.
-  __device__ bool bounded() const { return __any_sync(kAllLanes, lane_index() >= 4 && word != 0); }
+  __device__ std::int32_t found() const { return __shfl_sync(kAllLanes, word, 1); }  ///< 0 without sifting
+  __device__ std::int32_t compared() const { return __shfl_sync(kAllLanes, word, 2); }
+  /// Key that no token in the list is below; 0: nothing was compared.
+  __device__ std::uint32_t bound() const { return static_cast<std::uint32_t>(__shfl_sync(kAllLanes, word, 3)); }
 
   /// Whether the tokens have all of the top-k.
   __device__ bool whole(const Row& row, std::int32_t capacity) const {
     const std::int32_t count = found();
-    const bool bounds = bounded();
-    return bounds && compared() == row.length && count >= row.k && count <= capacity;
+    const std::int32_t all = compared();
+    const bool bounded = bound() != 0U;
+    return bounded && all == row.length && count >= row.k && count <= capacity;
   }
 
   /// The tokens as a list, for this thread; those that no thread holds go to `entries`.

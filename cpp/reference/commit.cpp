@@ -1,9 +1,8 @@
 #include "reference/commit.hpp"
 
 #include <algorithm>
-#include <cmath>
 
-#include "kernels/number_formats.hpp"
+#include "kernels/prediction.hpp"
 
 namespace echo {
 
@@ -12,11 +11,11 @@ void commit_thresholds(const CommitParams& params) {
     float* scores = params.kth_score + layer * params.kth_stride;
     for (std::int32_t row = 0; row < params.step.rows; ++row) {
       const std::int32_t session = params.step.session[row];
-      if (session == kNone || !std::isfinite(scores[row])) {
+      if (session == kNone) {
         continue;
       }
-      float& threshold = params.thresholds[static_cast<std::int64_t>(session) * params.layers + layer];
-      threshold = std::isnan(threshold) ? scores[row] : params.alpha * threshold + (1.0F - params.alpha) * scores[row];
+      const std::int64_t place = static_cast<std::int64_t>(session) * params.layers + layer;
+      observe(scores[row], params.alpha, params.thresholds[place], params.deviations[place]);
     }
     std::fill_n(scores, params.kth_stride, float_of(kFloatNan));
   }

@@ -91,7 +91,7 @@ float take(const Tokens& tokens, std::int32_t k, std::int32_t* selection) {
 /// Whether the k best of a row of `length` tokens are among its candidates.
 bool candidates_do(const SelectParams& params, std::int32_t i, std::int32_t length) {
   const RowSift& sift = params.sift.rows[i];
-  return sift.bounds != 0 && sift.compared == length && sift.found >= params.shape.top_k &&
+  return sift.candidates != 0 && sift.compared == length && sift.found >= params.shape.top_k &&
          sift.found <= params.sift.capacity;
 }
 

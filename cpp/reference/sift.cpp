@@ -1,15 +1,14 @@
-// sift: what a GPU does while it scores, done afterwards. Rows in parallel: count the sample, derive the bounds, list
-// candidates. Then, on one thread, rows and positions in order, those above the upper bound that have no slot get one,
-// under the cap; their bytes are copied in parallel. Cost: O(length) per row.
+// sift: what a GPU does while it scores, done afterwards. Rows in parallel: list candidates. Then, on one thread, rows
+// and positions in order, those above the upper bound that have no slot get one, under the cap; their bytes are copied
+// in parallel. Cost: O(length) per row.
 #include "reference/sift.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 #include <unordered_set>
 #include <vector>
 
-#include "kernels/number_formats.hpp"
+#include "kernels/prediction.hpp"
 #include "reference/cache_ops.hpp"
 #include "reference/fetch.hpp"
 #include "reference/step_rows.hpp"
@@ -24,27 +23,10 @@ struct Row {
   std::int32_t visible;  ///< tokens
 };
 
-/// Of -inf; keys below it are no scores.
-const std::uint32_t kLeastKey = ordered_key(float_of(kFloatSign | kFloatInf));
-
-std::uint32_t candidate_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds); }
-std::uint32_t prefetch_bound(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds >> 32); }
-
-void count_sample(const Row& row, std::int32_t first_key_bin, RowSift& sift) {
-  const std::int32_t blocks = (row.visible - 1) / kTokensPerBlock + 1;
-  for (std::int32_t first = first_sampled(blocks) * kTokensPerBlock; first < row.visible;
-       first += kSampleEvery * kTokensPerBlock) {
-    for (std::int32_t s = first; s < std::min(first + kTokensPerBlock, row.visible); ++s) {
-      ++sift.histogram[bin_of(ordered_key(row.scores[s]), first_key_bin)];
-      ++sift.sampled;
-    }
-  }
-}
-
 void list_candidates(const Row& row, const SiftView& view, RowSift& sift, ScoredToken* tokens) {
   for (std::int32_t s = 0; s < row.visible; ++s) {
     const std::uint32_t key = ordered_key(row.scores[s]);
-    if (key >= candidate_bound(sift)) {
+    if (key >= sift.candidates) {
       if (sift.found < view.capacity) {
         tokens[sift.found] = {.key = key, .position = s};
       }
@@ -64,18 +46,15 @@ void sift_row(const ScoreParams& params, std::int32_t i) {
   if (row.visible <= params.shape.top_k || session == kNone) {
     return;
   }
-  const float predicted = view.predicted[session * view.predicted_stride];
-  if (std::isnan(predicted)) {
+  const std::int64_t place = session * view.predicted_stride;
+  const SiftBounds bounds = sift_bounds(view.thresholds[place], view.deviations[place]);
+  if (bounds.candidates != bounds.candidates) {
     return;
   }
   RowSift& sift = view.rows[i];
-  const std::int32_t first = first_bin(predicted);
-  count_sample(row, first, sift);
-  sift.bounds =
-      sift_bounds(sift.histogram, sift_targets(params.shape.top_k, view.capacity, sift.sampled, row.visible), first);
-  if (sift.bounds != 0) {
-    list_candidates(row, view, sift, view.tokens + static_cast<std::int64_t>(i) * view.capacity);
-  }
+  sift.candidates = ordered_key(bounds.candidates);
+  sift.prefetch = ordered_key(bounds.prefetch);
+  list_candidates(row, view, sift, view.tokens + static_cast<std::int64_t>(i) * view.capacity);
 }
 
 /// Whether the pass appends this position of the row's session: its host row may not be written yet.
@@ -94,7 +73,7 @@ std::vector<std::int32_t> wanted_rows(const ScoreParams& params) {
     const std::int32_t row = params.block.first + i;
     const float* scores = params.scores + i * params.score_stride;
     for (std::int32_t s = 0; s < sift.compared; ++s) {
-      if (ordered_key(scores[s]) >= prefetch_bound(sift) && !is_new(params.step, row, s)) {
+      if (ordered_key(scores[s]) >= sift.prefetch && !is_new(params.step, row, s)) {
         const std::int32_t host_row = host_row_of(params.layer, params.step, row, s);
         if (params.layer.slot_of[host_row] == kNone && seen.insert(host_row).second) {
           wanted.push_back(host_row);
@@ -109,14 +88,13 @@ void prefetch(ThreadPool& pool, const ScoreParams& params) {
   const SiftView& view = params.sift;
   std::vector<std::int32_t> rows = wanted_rows(params);
   std::int64_t scored = 0;
-  // The lower bounds stand for k-th scores: what is above them may be selected, and stays.
+  // The bounds of prefetch stand for k-th scores: what is at or above them will probably be selected, and stays.
   std::vector<float> least(static_cast<std::size_t>(params.step.rows), float_of(kFloatNan));
   for (std::int32_t i = 0; i < params.block.count; ++i) {
     const RowSift& sift = view.rows[i];
     scored += position_of(params.step, params.block.first + i) + 1;
-    if (sift.bounds != 0) {
-      least[static_cast<std::size_t>(params.block.first + i)] =
-          value_of_key(std::max(candidate_bound(sift), kLeastKey));
+    if (sift.candidates != 0) {
+      least[static_cast<std::size_t>(params.block.first + i)] = value_of_key(sift.prefetch);
     }
   }
   const auto cap = static_cast<std::size_t>(static_cast<double>(view.prefetch_cap) * static_cast<double>(scored));
@@ -137,27 +115,6 @@ void prefetch(ThreadPool& pool, const ScoreParams& params) {
 }
 
 }  // namespace
-
-std::uint64_t sift_bounds(const std::int32_t* histogram, const SiftTargets& targets, std::int32_t first) {
-  std::int32_t bin = kSiftBins;
-  std::int32_t from = 0;
-  const auto go_down_to = [&](std::int32_t counts) {
-    while (bin > 1 && from < counts) {
-      from += histogram[--bin];
-    }
-    return from >= counts;
-  };
-  if (!go_down_to(targets.prefetch)) {
-    return 0;
-  }
-  // All that lies above the bins may be far more than k rows.
-  const std::uint32_t prefetch = bin >= kSiftBins - 1 ? kNoKey : key_of_bin(bin, first);
-  if (!go_down_to(targets.candidates) || from > targets.most) {
-    return 0;
-  }
-  const std::uint32_t candidates = key_of_bin(bin, first);
-  return candidates == 0 ? 0 : pack_bounds(candidates, prefetch);
-}
 
 void sift_rows(ThreadPool& pool, const ScoreParams& params) {
   const SiftView& view = params.sift;

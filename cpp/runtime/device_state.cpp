@@ -24,6 +24,7 @@ DeviceState::DeviceState(std::shared_ptr<Backend> backend, const Plan& plan, con
   selected_slots_ = allocate("selected_slots", kUnset);
   kth_score_ = allocate("kth_score", kUnset);
   thresholds_ = allocate("thresholds", kUnset);
+  deviations_ = allocate("deviations", kUnset);
   if (plan.sift_capacity > 0) {
     sift_rows_ = allocate("sift_rows", kUnset);
     prefetched_ = allocate("prefetched", kUnset);
@@ -80,18 +81,27 @@ void DeviceState::forget_residency() const {
 
 void DeviceState::clear_kth_scores() const { backend_->fill(kth_score_.data(), kUnset, kth_score_.bytes()); }
 
-void DeviceState::clear_thresholds(std::int32_t session) const {
-  backend_->fill(thresholds_of(session), kUnset, views_.size() * sizeof(float));
+void DeviceState::clear_prediction(std::int32_t session) const {
+  for (float* values : {thresholds(), deviations()}) {
+    backend_->fill(of_session(values, session), kUnset, views_.size() * sizeof(float));
+  }
 }
 
-std::vector<float> DeviceState::read_thresholds(std::int32_t session) const {
-  std::vector<float> values(views_.size());
-  backend_->copy_to_host(values.data(), thresholds_of(session), values.size() * sizeof(float));
-  return values;
+SessionPrediction DeviceState::read_prediction(std::int32_t session) const {
+  const auto read = [&](float* values) {
+    std::vector<float> own(views_.size());
+    backend_->copy_to_host(own.data(), of_session(values, session), own.size() * sizeof(float));
+    return own;
+  };
+  return {.thresholds = read(thresholds()), .deviations = read(deviations())};
 }
 
-void DeviceState::write_thresholds(std::int32_t session, const std::vector<float>& values) const {
-  backend_->copy_to_device(thresholds_of(session), values.data(), values.size() * sizeof(float));
+void DeviceState::write_prediction(std::int32_t session, const SessionPrediction& values) const {
+  const auto write = [&](float* to, const std::vector<float>& own) {
+    backend_->copy_to_device(of_session(to, session), own.data(), own.size() * sizeof(float));
+  };
+  write(thresholds(), values.thresholds);
+  write(deviations(), values.deviations);
 }
 
 std::vector<LayerStats> DeviceState::read_stats() const {

@@ -12,6 +12,12 @@
 
 namespace echo {
 
+/// What is predicted of a session's k-th scores, [layers] each, NaN where unknown; see kernels/prediction.hpp.
+struct SessionPrediction {
+  std::vector<float> thresholds;
+  std::vector<float> deviations;
+};
+
 /// Owns everything a runtime keeps on the device: per layer the pool, its maps and stamps and the index keys, and
 /// once the workspaces of a pass. Allocated from the plan, item by item.
 class DeviceState {
@@ -28,6 +34,7 @@ class DeviceState {
   float* kth_score() const { return kth_score_.data<float>(); }
   /// [max_sessions, layers]
   float* thresholds() const { return thresholds_.data<float>(); }
+  float* deviations() const { return deviations_.data<float>(); }
   /// Two arrays of the rows of a decode step each, for calls of score in turns; null without sifting, like the next.
   RowSift* sift_rows(bool second) const { return sift_rows_.data<RowSift>() + (second ? step_rows_ : 0); }
   std::int32_t* prefetched(bool second) const { return prefetched_.data<std::int32_t>() + (second ? 1 : 0); }
@@ -41,10 +48,10 @@ class DeviceState {
   void forget_residency() const;
   /// Forgets the k-th scores of a pass that failed.
   void clear_kth_scores() const;
-  /// Thresholds of a session, [layers]; cleared means unknown (NaN).
-  void clear_thresholds(std::int32_t session) const;
-  std::vector<float> read_thresholds(std::int32_t session) const;
-  void write_thresholds(std::int32_t session, const std::vector<float>& values) const;
+  /// Of a session; cleared means unknown.
+  void clear_prediction(std::int32_t session) const;
+  SessionPrediction read_prediction(std::int32_t session) const;
+  void write_prediction(std::int32_t session, const SessionPrediction& values) const;
   /// Does not wait for verbs under way where the backend can do without.
   std::vector<LayerStats> read_stats() const;
   CacheState read_layer(std::int32_t layer) const;
@@ -61,8 +68,8 @@ class DeviceState {
 
   /// Puts all slots on the stacks of free ones, the first on top.
   void free_all_slots() const;
-  float* thresholds_of(std::int32_t session) const {
-    return thresholds() + static_cast<std::size_t>(session) * views_.size();
+  float* of_session(float* values, std::int32_t session) const {
+    return values + static_cast<std::size_t>(session) * views_.size();
   }
 
   std::shared_ptr<Backend> backend_;  // its memory resource must outlive the memory
@@ -74,6 +81,7 @@ class DeviceState {
   Buffer selected_slots_;
   Buffer kth_score_;
   Buffer thresholds_;
+  Buffer deviations_;
   Buffer sift_rows_;
   Buffer prefetched_;
   Buffer candidates_;

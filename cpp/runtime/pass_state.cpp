@@ -76,6 +76,7 @@ void ForwardPass::State::finish() {
                   .kth_score = device.kth_score(),
                   .kth_stride = plan.pass_rows,
                   .thresholds = device.thresholds(),
+                  .deviations = device.deviations(),
                   .alpha = static_cast<float>(plan.config.threshold_alpha)});
   active = false;
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kMaxRowStride = 1 << 20;
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 /// Candidates that are listed for each row, per selected one: as many again may be listed in vain.
-constexpr std::int64_t kCandidatesPerSelected = 2;
+constexpr std::int64_t kCandidatesPerSelected = 3;
 constexpr std::int64_t kLeastCandidates = 1024;  // for small top_k margins are larger
 constexpr std::int64_t kCandidateGrain = 64;
 /// Prefill works in blocks of up to this many query rows: enough to amortise decoding the index keys.
@@ -160,11 +160,13 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   device("kth_score", layers * plan.pass_rows * 4, 1, product(layers, "layers", plan.pass_rows, "rows x 4 B"));
   device("thresholds", config.max_sessions * layers * 4, 1,
          product(config.max_sessions, "sessions", layers, "layers x 4 B"));
+  device("deviations", config.max_sessions * layers * 4, 1,
+         product(config.max_sessions, "sessions", layers, "layers x 4 B"));
   if (sifts) {
     // Twice: a score finds its own zeroed, since the score before it zeroed them.
     const std::int64_t both = 2 * step_rows;
     device("sift_rows", both * static_cast<std::int64_t>(sizeof(RowSift)), 1,
-           product(both, "rows of histogram and bounds", sizeof(RowSift), "B"));
+           product(both, "rows of counts and bounds", sizeof(RowSift), "B"));
     device("prefetched", 2 * static_cast<std::int64_t>(sizeof(std::int32_t)), 1, "rows prefetched by a call");
     device("candidates", step_rows * plan.sift_capacity * static_cast<std::int64_t>(sizeof(ScoredToken)), 1,
            product(step_rows, "rows", plan.sift_capacity, "tokens x " + std::to_string(sizeof(ScoredToken)) + " B"));

@@ -50,7 +50,7 @@ constexpr std::array kFields{
                 &C::threshold_alpha},
     ConfigField{"prefetch", "",
                 "on: a decode step lists what may be selected, and fetches what probably will be, while it "
-                "scores; off: neither. On a GPU nothing is listed or prefetched yet",
+                "scores; off: neither. On a GPU only the kernel for Hopper does it",
                 &C::prefetch, "on or off"},
     ConfigField{"prefetch_cap", "rows per 1,000 tokens",
                 "most rows that a layer of a step prefetches, for each 1,000 tokens that it scores, 0 to 1000; 0 means "

@@ -55,7 +55,7 @@ void RuntimeImpl::require_open() const {
 std::vector<float> RuntimeImpl::thresholds(const Session& session) {
   const InUse in_use(in_use_);
   require_open();
-  return state_->read_thresholds(usable(session).index);
+  return state_->read_prediction(usable(session).index).thresholds;
 }
 
 std::int64_t RuntimeImpl::free_host_tokens() {

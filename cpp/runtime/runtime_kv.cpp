@@ -19,12 +19,13 @@ bool same_rows(const std::vector<KvRun>& a, const std::vector<KvRun>& b) {
                     [](const KvRun& x, const KvRun& y) { return x.rows == y.rows && x.tokens == y.tokens; });
 }
 
-/// Throws InvalidArgument naming `name` unless there are index keys and thresholds for `kv.length` tokens of all
+/// Throws InvalidArgument naming `name` unless there are index keys and predictions for `kv.length` tokens of all
 /// layers.
 void check_keys(const char* name, const KvRuns& kv, const ModelShape& shape) {
   const auto layers = static_cast<std::size_t>(shape.layers);
-  if (kv.index_keys.size() != layers || kv.thresholds.size() != layers) {
-    throw InvalidArgument(std::string(name) + ": index_keys and thresholds must have an entry for each of " +
+  if (kv.index_keys.size() != layers || kv.thresholds.size() != layers || kv.deviations.size() != layers) {
+    throw InvalidArgument(std::string(name) +
+                          ": index_keys, thresholds and deviations must have an entry for each of " +
                           std::to_string(layers) + " layers");
   }
   const std::int64_t blocks = blocks_of(kv.length);
@@ -60,6 +61,7 @@ KvRuns RuntimeImpl::views_of(const State& session, std::int64_t tokens) const {
   const auto held = static_cast<std::ptrdiff_t>(blocks_of(tokens));
   kv.keep_alive = blocks_->view({session.blocks.begin(), session.blocks.begin() + held}, pool_);
   kv.thresholds.assign(static_cast<std::size_t>(plan_.shape.layers), std::numeric_limits<float>::quiet_NaN());
+  kv.deviations = kv.thresholds;
   const std::int64_t blocks = blocks_of(tokens);
   for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
     kv.rows.push_back(runs_of(session, layer, tokens));
@@ -92,7 +94,9 @@ KvRuns RuntimeImpl::export_kv(const Session& session) {
       backend_->copy_to_host(keys + offset, device, bytes);
     });
   }
-  kv.thresholds = state_->read_thresholds(state.index);
+  SessionPrediction prediction = state_->read_prediction(state.index);
+  kv.thresholds = std::move(prediction.thresholds);
+  kv.deviations = std::move(prediction.deviations);
   return kv;
 }
 
@@ -141,10 +145,12 @@ void RuntimeImpl::complete_import(State& session, const KvRuns& filled) {
     });
   }
   // What is not finite is unknown: a moving average would never forget it.
-  std::vector<float> thresholds = filled.thresholds;
-  std::ranges::replace_if(
-      thresholds, [](float value) { return !std::isfinite(value); }, std::numeric_limits<float>::quiet_NaN());
-  state_->write_thresholds(session.index, thresholds);
+  SessionPrediction prediction{.thresholds = filled.thresholds, .deviations = filled.deviations};
+  for (std::vector<float>* values : {&prediction.thresholds, &prediction.deviations}) {
+    std::ranges::replace_if(
+        *values, [](float value) { return !std::isfinite(value); }, std::numeric_limits<float>::quiet_NaN());
+  }
+  state_->write_prediction(session.index, prediction);
   session.length = filled.length;
 }
 
@@ -190,6 +196,7 @@ void RuntimeImpl::import_kv(const Session& session, const KvRuns& source) {
   }
   target.index_keys = source.index_keys;
   target.thresholds = source.thresholds;
+  target.deviations = source.deviations;
   complete_import(state, target);
 }
 

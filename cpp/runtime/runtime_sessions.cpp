@@ -46,7 +46,7 @@ Session RuntimeImpl::open_session(std::int64_t max_tokens) {
   const InUse in_use(in_use_);
   require_open();
   const std::size_t place = free_place(max_tokens);
-  state_->clear_thresholds(static_cast<std::int32_t>(place));
+  state_->clear_prediction(static_cast<std::int32_t>(place));
   BlockPool::Lease blocks = blocks_->allocate(blocks_of(max_tokens), room_for(max_tokens));
   return add_session(place, 0, max_tokens, blocks.take());
 }
@@ -90,7 +90,7 @@ Session RuntimeImpl::fork(const Session& session, std::int64_t max_tokens) {
   if (const std::int64_t rest = parent.length % kBlockTokens; rest != 0) {
     copy_block(parent.blocks[static_cast<std::size_t>(whole)], own.blocks().front(), rest);
   }
-  state_->write_thresholds(static_cast<std::int32_t>(place), state_->read_thresholds(parent.index));
+  state_->write_prediction(static_cast<std::int32_t>(place), state_->read_prediction(parent.index));
 
   std::vector<std::int32_t> blocks(parent.blocks.begin(), parent.blocks.begin() + whole);
   blocks_->share(blocks);

@@ -59,6 +59,7 @@ KvRuns from_arrays(const nb::list& rows, const nb::list& index_keys) {
   KvRuns kv;
   nb::list owners;
   kv.thresholds.assign(rows.size(), std::numeric_limits<float>::quiet_NaN());
+  kv.deviations = kv.thresholds;
   for (std::size_t layer = 0; layer < rows.size(); ++layer) {
     const HeldArray held = to_array(rows[layer], "rows", "cpu");
     const Array& array = held.array;
@@ -105,6 +106,10 @@ void register_kv_runs(nb::module_& module) {
           "thresholds", [](const KvRuns& kv) { return kv.thresholds; },
           [](KvRuns& kv, std::vector<float> values) { kv.thresholds = std::move(values); },
           "Predicted k-th score of each layer, NaN where unknown.")
+      .def_prop_rw(
+          "deviations", [](const KvRuns& kv) { return kv.deviations; },
+          [](KvRuns& kv, std::vector<float> values) { kv.deviations = std::move(values); },
+          "How far off those predictions are on average, NaN where unknown.")
       .def("rows", &rows_of, "layer"_a,
            nb::sig("def rows(self, layer: int) -> list[numpy.typing.NDArray[numpy.uint8]]"),
            "Rows in token order, as one uint8 [tokens, row_bytes] view per contiguous run of host rows.")

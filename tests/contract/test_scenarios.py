@@ -257,6 +257,7 @@ class Scenario:
                 [host_rows(kv, layer).copy() for layer in layers], [kv.index_keys(layer).copy() for layer in layers]
             )
             stored.thresholds = kv.thresholds
+            stored.deviations = kv.deviations
             del kv  # which keeps the rows of a session that closes
             capacity = life.session.capacity
             life.session.close()
@@ -320,6 +321,7 @@ class Scenario:
                 np.testing.assert_array_equal(one[: given.length], other[: given.length])
         if life.straight:
             np.testing.assert_array_equal(given.thresholds, expected.thresholds)
+            np.testing.assert_array_equal(given.deviations, expected.deviations)
 
 
 @pytest.mark.parametrize("seed", range(SCENARIOS))

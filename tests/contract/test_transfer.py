@@ -106,6 +106,7 @@ def test_import_from_arrays(make_rig):
     given = echo.KvRuns.from_arrays(rows, keys)
     assert np.isnan(given.thresholds).all()
     given.thresholds = kv.thresholds
+    given.deviations = kv.deviations
     twin = adopt(rig, pair, given)
     assert_same_bits(rig.step([(twin, 3)]), rig.step([(pair, 3)]))
     rig.check()
@@ -121,6 +122,7 @@ def test_arrays_of_an_import_are_kept_alive(make_rig):
     keys = [kv.index_keys(layer).copy() for layer in range(3)]
     given = echo.KvRuns.from_arrays(rows, keys)
     given.thresholds = kv.thresholds
+    given.deviations = kv.deviations
     rows.clear()
     keys.clear()
     gc.collect()
@@ -203,6 +205,10 @@ def test_sources_that_do_not_fit_are_refused(make_rig, what):
     few_thresholds.thresholds = [1.0]
     with pytest.raises(echo.InvalidArgument, match="^source: .*thresholds"):
         rig.runtime.import_kv(pair.session, few_thresholds)
+    few_deviations = kv_of()
+    few_deviations.deviations = []
+    with pytest.raises(echo.InvalidArgument, match="^source: .*deviations"):
+        rig.runtime.import_kv(pair.session, few_deviations)
     with pytest.raises(echo.CapacityError, match="^tokens: session 0 holds 0 of 128 tokens, no room for 129"):
         rig.runtime.import_kv(pair.session, kv_of(tokens=129, blocks=3))
     assert pair.session.length == 0

@@ -152,23 +152,30 @@ TEST_F(CudaBackendTest, CommitFoldsLikeTheCpu) {
   for (std::size_t i = 0; i < scores.size(); i += 3) {
     scores[i] = i % 2 == 0 ? NAN : -INFINITY;
   }
+  std::vector<float> deviations = normal_floats(3 * kLayers, 62);
   thresholds[4] = thresholds[7] = NAN;
+  deviations[4] = deviations[8] = NAN;
   std::vector<std::vector<float>> results;
   pair.both([&](World& world) {
     world.begin(1, {0, 1, 2, 3, kNone, kNone, kNone, kNone, 4, 5, 6, 7});
     const DeviceArray kth(world.backend, scores);
     const DeviceArray kept(world.backend, thresholds);
+    const DeviceArray spread(world.backend, deviations);
     world.backend.commit({.step = world.step(),
                           .layers = kLayers,
                           .kth_score = kth.data(),
                           .kth_stride = kStride,
                           .thresholds = kept.data(),
+                          .deviations = spread.data(),
                           .alpha = 0.3F});
     results.push_back(kept.read());
+    results.push_back(spread.read());
     results.push_back(kth.read());
   });
-  EXPECT_EQ(std::memcmp(results[2].data(), results[0].data(), results[0].size() * sizeof(float)), 0);
-  EXPECT_TRUE(std::ranges::all_of(results[3], [](float score) { return std::isnan(score); }));
+  for (const std::size_t i : {0U, 1U}) {
+    EXPECT_EQ(std::memcmp(results[3 + i].data(), results[i].data(), results[i].size() * sizeof(float)), 0);
+  }
+  EXPECT_TRUE(std::ranges::all_of(results[5], [](float score) { return std::isnan(score); }));
 }
 
 TEST_F(CudaBackendTest, ReleaseOfManyRuns) {

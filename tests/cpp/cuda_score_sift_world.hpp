@@ -5,7 +5,10 @@
 #include <set>
 
 #include "cuda_score_128_world.hpp"
-#include "kernels/sift_bounds.hpp"
+#include "kernels/cuda_check.hpp"
+#include "kernels/kernel_errors.hpp"
+#include "kernels/prediction.hpp"
+#include "kernels/score_sm90.hpp"
 
 namespace echo::cuda_test {
 
@@ -17,6 +20,7 @@ struct SiftWorld : World {
         sifts(backend_, std::vector<RowSift>(2 * static_cast<std::size_t>(sizes.rows()), poisoned())),
         tokens(backend_, std::vector<ScoredToken>(static_cast<std::size_t>(sizes.rows() * capacity()), {0, kNone})),
         predicted(backend_, std::vector<float>(2 * static_cast<std::size_t>(sizes.batch), NAN)),
+        spreads(backend_, std::vector<float>(2 * static_cast<std::size_t>(sizes.batch), NAN)),
         prefetched(backend_, {77, 77}) {
     for (std::size_t i = 0; i + 8 <= slab.bytes(); i += 8) {
       const std::uint64_t word = (i + 1) * 0x9E3779B97F4A7C15ULL;
@@ -45,25 +49,46 @@ struct SiftWorld : World {
             .next_rows = sifts.data() + other * sizes.rows(),
             .tokens = tokens.data(),
             .capacity = capacity(),
-            .predicted = predicted.data() + 1,  // of the second of two layers
+            .thresholds = predicted.data() + 1,  // of the second of two layers
+            .deviations = spreads.data() + 1,
             .predicted_stride = 2,
             .prefetched = prefetched.data() + own,
             .next_prefetched = prefetched.data() + other,
-            .prefetch_cap = cap,
-            .least_share = least_share};
+            .prefetch_cap = cap};
   }
-  /// Predicted k-th score of each session.
-  void predict(const std::vector<float>& values) {
-    std::vector<float> all(2 * values.size(), 1e30F);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      all[2 * i + 1] = values[i];
+  /// What is predicted for each session.
+  void predict(const std::vector<float>& thresholds_, const std::vector<float>& deviations_) {
+    const auto spread = [](const std::vector<float>& values) {
+      std::vector<float> all(2 * values.size(), 1e30F);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        all[2 * i + 1] = values[i];
+      }
+      return all;
+    };
+    bounds.clear();
+    for (std::size_t i = 0; i < thresholds_.size(); ++i) {
+      bounds.push_back(sift_bounds(thresholds_[i], deviations_[i]));
     }
-    predicted.write(all);
+    predicted.write(spread(thresholds_));
+    spreads.write(spread(deviations_));
   }
   void sift(const float* queries, const float* weights, float cap) {
     auto params = params_of(*this, all_rows(), queries, DType::f32, weights);
     params.sift = sift_view(cap);
-    backend.score(params);
+    if (thread_blocks > 0) {
+      backend.synchronize();  // its work is in another stream
+      launch_score_sm90(params, {.stream = nullptr, .multiprocessors = thread_blocks, .errors = errors.view()});
+      ECHO_CUDA_CHECK(cudaStreamSynchronize(nullptr));
+    } else {
+      backend.score(params);
+    }
+  }
+  /// Selects from what the last call listed.
+  void select_sifted() {
+    SelectParams params = select_params(all_rows());
+    params.sift = sift_view(0.0F);
+    params.counters = layer().counters;
+    backend.select(params);
   }
   /// Behind a call: the next one has what this one zeroed.
   void take_turns() { ++turn; }
@@ -81,11 +106,15 @@ struct SiftWorld : World {
   DeviceArray<RowSift> sifts;
   DeviceArray<ScoredToken> tokens;
   DeviceArray<float> predicted;
+  DeviceArray<float> spreads;
   DeviceArray<std::int32_t> prefetched;
   std::vector<std::int32_t> positions;
   std::vector<float> plain_scores;  ///< of the pass
   std::int32_t turn = 0;
-  std::int32_t least_share = 0;  ///< sift however little there is
+  std::vector<SiftBounds> bounds;  ///< of each session
+  /// That score: few of them have so much to do that there is time to prefetch. 0: as many as there are.
+  std::int32_t thread_blocks = 0;
+  KernelErrors errors;
 
  private:
   static RowSift poisoned() {
@@ -102,56 +131,29 @@ inline float kth_of(std::vector<float> scores, std::int32_t k) {
   return scores[static_cast<std::size_t>(k - 1)];
 }
 
-/// What one row's sift must be, given its scores. Returns whether all of the row was compared.
-inline bool expect_right_sift(const SiftWorld& world, std::int32_t row, const RowSift& sift, float predicted,
+/// What one row's sift must be, given its scores. Returns whether the k best are in its list.
+inline bool expect_right_sift(const SiftWorld& world, std::int32_t row, const RowSift& sift,
                               const std::vector<ScoredToken>& listed) {
   SCOPED_TRACE(row);
   const auto scores = world.scores_of(row);
   const auto length = static_cast<std::int32_t>(scores.size());
-  if (length <= world.shape.top_k || std::isnan(predicted)) {
-    EXPECT_EQ(sift.sampled, 0);
-    EXPECT_EQ(sift.bounds, 0U);
-    EXPECT_EQ(sift.compared, 0);
-    EXPECT_EQ(sift.found, 0);
+  const SiftBounds& bounds = world.bounds[static_cast<std::size_t>(row / world.sizes.query_rows)];
+  if (length <= world.shape.top_k || std::isnan(bounds.candidates)) {
+    const RowSift zero{};
+    EXPECT_EQ(std::memcmp(&sift, &zero, sizeof zero), 0);
     return false;
   }
-  std::vector<std::int32_t> bins(kSiftBins, 0);
-  std::int32_t sampled = 0;
-  const std::int32_t first = first_bin(predicted);
-  // All rows of an entry have the sample of the last.
-  const std::int32_t last = (row / world.sizes.query_rows + 1) * world.sizes.query_rows - 1;
-  const std::int32_t from = first_sampled(world.positions[static_cast<std::size_t>(last)] / kTokensPerBlock + 1);
-  for (std::int32_t token = 0; token < length; ++token) {
-    if (token / kTokensPerBlock % kSampleEvery == from) {
-      ++sampled;
-      const std::int32_t bin = bin_of(ordered_key(scores[static_cast<std::size_t>(token)]), first);
-      bins[static_cast<std::size_t>(bin)] += bin > 0 ? 1 : 0;
-    }
-  }
-  EXPECT_EQ(sampled, sample_of(length, from));
-  EXPECT_EQ(sift.sampled, sampled);
-  EXPECT_TRUE(std::equal(bins.begin(), bins.end(), sift.histogram));
-  const auto low = static_cast<std::uint32_t>(sift.bounds);
-  const auto high = static_cast<std::uint32_t>(sift.bounds >> 32);
-  if (sift.bounds == 0U) {
-    EXPECT_EQ(sift.compared, 0);
-    EXPECT_EQ(sift.found, 0);
-    return false;
-  }
-  EXPECT_GT(low, 0U);
-  EXPECT_GE(high, low);
-  EXPECT_LE(sift.compared, length);
+  EXPECT_EQ(sift.candidates, ordered_key(bounds.candidates));
+  EXPECT_EQ(sift.prefetch, ordered_key(bounds.prefetch));
+  EXPECT_EQ(sift.compared, length);
   std::map<std::int32_t, std::uint32_t> expected;
   for (std::int32_t token = 0; token < length; ++token) {
     const std::uint32_t key = ordered_key(scores[static_cast<std::size_t>(token)]);
-    if (key >= low) {
+    if (key >= sift.candidates) {
       expected[token] = key;
     }
   }
-  EXPECT_LE(sift.found, std::ssize(expected));
-  if (sift.compared == length) {
-    EXPECT_EQ(sift.found, std::ssize(expected));
-  }
+  EXPECT_EQ(sift.found, std::ssize(expected));
   std::set<std::int32_t> seen;
   for (std::int32_t i = 0; i < std::min(sift.found, world.capacity()); ++i) {
     const ScoredToken& token = listed[static_cast<std::size_t>(row * world.capacity() + i)];
@@ -161,26 +163,25 @@ inline bool expect_right_sift(const SiftWorld& world, std::int32_t row, const Ro
       break;
     }
   }
-  return sift.compared == length;
+  return sift.found >= world.shape.top_k && sift.found <= world.capacity();
 }
 
-/// Checks what the last call left; returns how many rows were compared as a whole.
-inline int expect_right_sifts(const SiftWorld& world, const std::vector<float>& predictions) {
+/// Checks what the last call left; returns how many rows have a list that does.
+inline int expect_right_sifts(const SiftWorld& world) {
   const auto sifts = world.sifts.read();
   const auto listed = world.tokens.read();
   const std::int32_t rows = world.sizes.rows();
+  const RowSift zero{};
   int complete = 0;
   for (std::int32_t row = 0; row < rows; ++row) {
     const RowSift& own = sifts[static_cast<std::size_t>(world.turn % 2 * rows + row)];
     const RowSift& next = sifts[static_cast<std::size_t>((1 - world.turn % 2) * rows + row)];
-    const RowSift zero{};
     EXPECT_EQ(std::memcmp(&next, &zero, sizeof zero), 0) << "the next call's row " << row;
     if (world.positions[static_cast<std::size_t>(row)] == kNone) {
       EXPECT_EQ(std::memcmp(&own, &zero, sizeof zero), 0) << "padding row " << row;
       continue;
     }
-    const float predicted = predictions[static_cast<std::size_t>(row / world.sizes.query_rows)];
-    complete += expect_right_sift(world, row, own, predicted, listed) ? 1 : 0;
+    complete += expect_right_sift(world, row, own, listed) ? 1 : 0;
   }
   EXPECT_EQ(world.prefetched.read()[static_cast<std::size_t>(1 - world.turn % 2)], 0);
   return complete;

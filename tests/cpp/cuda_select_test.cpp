@@ -124,7 +124,7 @@ TEST_F(CudaSelect, SiftingThatIsIncompleteIsNotUsed) {
   Sifting sifting(rows, three.sizes, 23, [&](int row) { return wanted[static_cast<std::size_t>(row)]; });
   sifting.found[0].compared -= 1;  // a token was not compared with the bound
   sifting.found[1].compared = 0;
-  sifting.found[2].bounds = 0;
+  sifting.found[2].candidates = 0;
   three.write(rows);
   three.write(sifting);
   three.select();

@@ -109,9 +109,12 @@ struct Sifting {
       }
       std::ranges::sort(all, std::greater{}, &ScoredToken::key);
       const std::uint32_t bound = all[count - 1].key;
+      if (bound == 0) {  // of NaN: no score is a bound
+        continue;
+      }
       std::erase_if(all, [&](const ScoredToken& token) { return token.key < bound; });
       std::ranges::shuffle(all, engine);
-      found[row].bounds = 0xFFFFFFFF00000000U | bound;
+      found[row].candidates = bound;
       found[row].found = static_cast<std::int32_t>(all.size());
       all.resize(std::min(all.size(), static_cast<std::size_t>(sizes.capacity)));
       std::ranges::copy(all, tokens.begin() + static_cast<std::ptrdiff_t>(row) * sizes.capacity);

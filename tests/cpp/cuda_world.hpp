@@ -63,6 +63,7 @@ class World {
                                            std::numeric_limits<float>::infinity())),
         selection(backend, std::vector<std::int32_t>(entries(), 1 << 30)),
         thresholds(backend, std::vector<float>(static_cast<std::size_t>(sizes.batch), NAN)),
+        deviations(backend, std::vector<float>(static_cast<std::size_t>(sizes.batch), NAN)),
         kth_score(backend, std::vector<float>(static_cast<std::size_t>(sizes.rows()), NAN)),
         slots(backend, std::vector<std::int32_t>(entries(), 1 << 30)) {
     std::memset(slab.data(), 0xFF, slab.bytes());
@@ -146,15 +147,16 @@ class World {
                     .index_key = keys.data(),
                     .index_key_dtype = keys_dtype});
   }
-  void select(BlockView block) {
-    backend.select({.step = step(),
-                    .block = block,
-                    .shape = shape,
-                    .scores = scores.data(),
-                    .score_stride = sizes.score_stride(),
-                    .selection = selection.data(),
-                    .kth_score = kth_score.data()});
+  SelectParams select_params(BlockView block) {
+    return {.step = step(),
+            .block = block,
+            .shape = shape,
+            .scores = scores.data(),
+            .score_stride = sizes.score_stride(),
+            .selection = selection.data(),
+            .kth_score = kth_score.data()};
   }
+  void select(BlockView block) { backend.select(select_params(block)); }
   /// `scored`: scores and k-th scores decide what is evicted.
   RecallParams recall_params(BlockView block, bool scored = false) {
     return {.layer = layer(),
@@ -189,6 +191,7 @@ class World {
                     .kth_score = kth_score.data(),
                     .kth_stride = sizes.rows(),
                     .thresholds = thresholds.data(),
+                    .deviations = deviations.data(),
                     .alpha = 0.5F});
   }
   template <typename T>
@@ -295,6 +298,7 @@ class World {
   DeviceArray<float> scores;
   DeviceArray<std::int32_t> selection;
   DeviceArray<float> thresholds;
+  DeviceArray<float> deviations;
   DeviceArray<float> kth_score;
   DeviceArray<std::int32_t> slots;
 

@@ -177,7 +177,8 @@ TEST_F(Pass, ADecodeStepSiftsAndAPrefillDoesNot) {
   EXPECT_EQ(second.next_rows, first.rows);
   EXPECT_EQ(second.prefetched, first.next_prefetched);
   EXPECT_EQ(second.next_prefetched, first.prefetched);
-  EXPECT_EQ(second.predicted, first.predicted + 1);
+  EXPECT_EQ(second.thresholds, first.thresholds + 1);
+  EXPECT_EQ(second.deviations, first.deviations + 1);
   EXPECT_EQ(first.predicted_stride, 2);
   EXPECT_EQ(first.capacity, 1024);
   EXPECT_FLOAT_EQ(first.prefetch_cap, 0.0012F);

@@ -97,11 +97,11 @@ TEST(Plan, ListsWhatSiftingTakes) {
   config.max_batch = 3;
   config.query_rows = 2;
   ModelShape shape = ModelShape::tiny();
-  for (const auto& [top_k, capacity] : {std::pair{1, 1024}, {512, 1024}, {513, 1088}, {2048, 4096}}) {
+  for (const auto& [top_k, capacity] : {std::pair{1, 1024}, {341, 1024}, {342, 1088}, {2048, 6144}}) {
     shape.top_k = top_k;
     const Plan plan = make_plan(shape, config);
     EXPECT_EQ(plan.sift_capacity, capacity);
-    EXPECT_EQ(plan.bytes_of("sift_rows"), 2 * 6 * 1056);
+    EXPECT_EQ(plan.bytes_of("sift_rows"), 2 * 6 * 16);
     EXPECT_EQ(plan.bytes_of("candidates"), 6 * capacity * 8);
     EXPECT_EQ(plan.bytes_of("prefetched"), 8);
   }

@@ -27,7 +27,7 @@ class Prefetch : public ::testing::Test {
         sifted->row(i)[best * 100] = 8.0F + static_cast<float>(best);
       }
     }
-    sifted->prediction(0) = 3.0F;
+    sifted->bound(0, 1.98F, 1.99F);
     world().tick = 100;
   }
   World& world() { return sifted->world(); }
@@ -61,7 +61,7 @@ TEST_F(Prefetch, FetchesWhatLiesAboveTheUpperBound) {
   sifted->sift(kAll);
   std::vector<std::int32_t> expected;
   for (std::int32_t s = 0; s < 2999; ++s) {
-    if (ordered_key(sifted->row(0)[static_cast<std::size_t>(s)]) >= high(sifted->sifts()[0]) && s != 300) {
+    if (ordered_key(sifted->row(0)[static_cast<std::size_t>(s)]) >= sifted->sifts()[0].prefetch && s != 300) {
       expected.push_back(s);
     }
   }
@@ -106,7 +106,7 @@ TEST_F(Prefetch, RowsThatThePassAppendsAreNotReadFromTheHost) {
 
 TEST_F(Prefetch, TakesNoSlotThatIsInUseOrMayBeSelected) {
   make(12);
-  // The pool is full: rows above the lower bound, rows of this tick, and four others.
+  // The pool is full: rows above the bound of prefetch, rows of this tick, and four others.
   for (const std::int32_t position : {1000, 900, 800}) {
     occupy(position, 50);
   }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/prediction.hpp"
 #include "reference/select.hpp"
 #include "reference/sift.hpp"
 #include "reference_cache.hpp"
@@ -18,12 +19,8 @@ inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline constexpr float kQuietNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kAll = 1.0F;  ///< rows per token: no cap
 
-inline RowSift row_sift(std::int32_t compared, std::int32_t found, std::uint64_t bounds) {
-  RowSift sift{};
-  sift.compared = compared;
-  sift.found = found;
-  sift.bounds = bounds;
-  return sift;
+inline RowSift row_sift(std::int32_t compared, std::int32_t found, std::uint32_t bound) {
+  return {.found = found, .compared = compared, .candidates = bound, .prefetch = bound};
 }
 
 /// A layer of raw rows, one session per batch entry, and scores as a test likes them.
@@ -32,7 +29,8 @@ class Sifted {
   Sifted(const WorldSizes& sizes, std::vector<std::int32_t> positions, std::int32_t capacity = 256)
       : cache(sizes),
         scores(positions.size() * stride(), kQuietNan),
-        predicted(positions.size() * 3, kQuietNan),
+        thresholds(positions.size() * 3, kQuietNan),
+        deviations(positions.size() * 3, kQuietNan),
         rows(positions.size() * 2),
         tokens(positions.size() * static_cast<std::size_t>(capacity)),
         capacity_(capacity) {
@@ -51,7 +49,12 @@ class Sifted {
   std::span<float> row(std::size_t i) {
     return std::span(scores).subspan(i * stride(), static_cast<std::size_t>(world().positions[i] + 1));
   }
-  float& prediction(std::size_t session) { return predicted[session * 3 + 1]; }
+  /// Sets what is predicted for a session so that there are these bounds, but for rounding.
+  void bound(std::size_t session, float candidates, float prefetch) {
+    thresholds[session * 3 + 1] = prefetch;
+    deviations[session * 3 + 1] = (prefetch - candidates) / kMargin;
+  }
+  void bound(std::size_t session, float both) { bound(session, both, both); }
   std::span<RowSift> sifts() { return std::span(rows).first(world().positions.size()); }
   /// Host row of a position of the first session.
   std::int32_t host_row(std::int32_t position) const { return cache.world.host_row_at(0, position); }
@@ -97,7 +100,8 @@ class Sifted {
 
   Cache cache;
   std::vector<float> scores;
-  std::vector<float> predicted;
+  std::vector<float> thresholds;
+  std::vector<float> deviations;
   std::vector<RowSift> rows;
   std::vector<ScoredToken> tokens;
   std::vector<std::int32_t> prefetched = {0, 0};
@@ -108,7 +112,8 @@ class Sifted {
             .next_rows = rows.data() + world().positions.size(),
             .tokens = tokens.data(),
             .capacity = capacity_,
-            .predicted = predicted.data() + 1,
+            .thresholds = thresholds.data() + 1,
+            .deviations = deviations.data() + 1,
             .predicted_stride = 3,
             .prefetched = &prefetched[0],
             .next_prefetched = &prefetched[1],
@@ -125,8 +130,5 @@ inline void fill_distinct(std::span<float> row, float first = 1.0F) {
     row[i] = first + static_cast<float>(i * 37 % row.size()) / static_cast<float>(row.size());
   }
 }
-
-inline std::uint32_t low(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds); }
-inline std::uint32_t high(const RowSift& sift) { return static_cast<std::uint32_t>(sift.bounds >> 32); }
 
 }  // namespace echo::reference_test

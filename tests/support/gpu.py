@@ -60,6 +60,7 @@ def assert_same_mirrors(a: Rig, b: Rig) -> None:
     for one, other in zip(a.pairs, b.pairs, strict=True):
         given, expected = a.runtime.export_kv(one.session), b.runtime.export_kv(other.session)
         np.testing.assert_array_equal(given.thresholds, expected.thresholds)
+        np.testing.assert_array_equal(given.deviations, expected.deviations)
         for layer in range(given.layers):
             np.testing.assert_array_equal(host_rows(given, layer), host_rows(expected, layer))
 

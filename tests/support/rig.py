@@ -68,6 +68,7 @@ def fill(filled: echo.KvRuns, kv: echo.KvRuns) -> None:
             first += len(view)
         filled.index_keys(layer)[:] = kv.index_keys(layer)
     filled.thresholds = kv.thresholds
+    filled.deviations = kv.deviations
 
 
 def host_rows(kv: echo.KvRuns, layer: int) -> np.ndarray:

@@ -18,7 +18,7 @@ struct KvRun {
 };
 
 /// The KV of one session: its rows on the host as views (no copy), its index keys as a copy (they live on the
-/// GPU), and its predicted thresholds. Keeps the host pool's memory alive. What a transfer engine reads from or
+/// GPU), and what is predicted of its k-th scores. Keeps the host pool's memory alive. What a transfer engine reads from or
 /// writes to.
 struct ECHO_API KvRuns {
   std::int64_t length = 0;  ///< tokens
@@ -27,7 +27,8 @@ struct ECHO_API KvRuns {
   bool writable = false;                           ///< rows may be written to (begin_import), not only read (export_kv)
   std::vector<std::vector<KvRun>> rows;            ///< [layers][runs]
   std::vector<std::vector<std::byte>> index_keys;  ///< [layers][blocks x index_block_bytes]
-  std::vector<float> thresholds;                   ///< [layers], not finite where unknown
+  std::vector<float> thresholds;                   ///< [layers] predicted k-th scores, not finite where unknown
+  std::vector<float> deviations;                   ///< [layers] how far off those are, not finite where unknown
   std::shared_ptr<const void> keep_alive;
 };
 

@@ -1,8 +1,8 @@
 """What could be listed and fetched while a step is scored, under several ways to foretell its k-th score.
 
-"alpha A" is a moving average of the k-th scores of the steps before, and "rescore" scores the last selection first:
-its lowest score is a bound that no selected token is below. "sample" is what the product does: it scores one block of
-keys in eight first, and takes two bounds from that (sifting.py).
+"alpha A" is what the product does: a moving average of the k-th scores of the steps before, with a margin below it for
+candidates (sifting.py). "rescore" scores the last selection first: its lowest score is a bound that no selected token
+is below. "sample" scores one block of keys in eight first, and takes two bounds from that (sample.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from echo import InvalidArgument
 from echo.traces.layer_steps import LayerSteps
 from echo.traces.pool import Pool
-from echo.traces.sifting import capacity_of, sampled_bounds
+from echo.traces.sample import sampled_bounds
+from echo.traces.sifting import capacity_of, predicted_bounds
 from echo.traces.statistics import moving_average
 
 _ALPHA = 0.5  # of the prediction that says where the sample is looked at
@@ -72,7 +73,9 @@ def guesses(
     counted = steps.scored & ~np.isnan(average) & (np.arange(steps.steps) >= steps.steps // 2)
     if not counted.any():
         raise InvalidArgument("pool: no step in the second half of its trace is scored after another one")
-    ways = {f"alpha {alpha:g}": (moving_average(steps.kth_score, alpha),) * 2 for alpha in alphas}
+    ways: dict[str, tuple[NDArray[np.floating], NDArray[np.floating]]] = {
+        f"alpha {alpha:g}": predicted_bounds(steps.kth_score, alpha) for alpha in alphas
+    }
     ways["rescore"] = (rescored_bounds(steps),) * 2
     ways["sample"] = sampled_bounds(steps, context, average)
     lists = np.zeros((len(ways), 2))  # candidates, full
@@ -129,7 +132,7 @@ def rescored_bounds(steps: LayerSteps) -> NDArray[np.float64]:
     return bounds
 
 
-def _error(steps: LayerSteps, bound: NDArray[np.float64], counted: NDArray[np.bool_]) -> float:
+def _error(steps: LayerSteps, bound: NDArray[np.floating], counted: NDArray[np.bool_]) -> float:
     known = counted & np.isfinite(bound)
     if not known.any():
         return np.nan
