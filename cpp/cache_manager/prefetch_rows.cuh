@@ -1,13 +1,12 @@
 #pragma once
-// RowPrefetcher: one warp of each thread block of score fetches rows ahead that recall will probably want
+// RowPrefetcher: warps of thread blocks of score that do nothing else fetch rows ahead that recall will probably want
 // (residency.cuh: the protocol, and what it leaves out here).
 //
-// Rows that are found missing wait in a short list. As many as a warp has in flight at once go together: a share of the
-// call's budget, the rows by compare-and-swap on slot_of, their bytes from host memory into registers, slots meanwhile
-// (free ones, else the oldest of a window of 32; the scores that recall's rule would look at are only being computed),
-// bytes to the slots, maps. Whatever is busy or used up is left to recall: nobody waits for anybody.
-// Cost: five dependent accesses and a host read, some 10 us for each few rows while score takes all of the memory's
-// speed; so 132 warps fetch about 25 rows per us.
+// Of the rows that are missing a warp takes as many as it has in flight at once: a share of the call's budget, the rows
+// by compare-and-swap on slot_of, their bytes from host memory into registers, slots meanwhile (free ones, else the
+// oldest of a window of 32; the scores that recall's rule would look at are only being computed), bytes to the slots,
+// maps. Whatever is busy or used up is left to recall: nobody waits for anybody.
+// Cost: four dependent accesses and a host read, some 10 us for each few rows.
 
 #include <algorithm>
 
@@ -16,12 +15,11 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kPrefetchAtOnce = 8;   ///< rows that go together, at most
+inline constexpr std::int32_t kPrefetchPieces = 12;  ///< 16-byte pieces that a lane has under way
+inline constexpr std::int32_t kPrefetchAtOnce = 16;  ///< rows that go together, at most
 inline constexpr std::int32_t kPrefetchWindows = 4;  ///< looked at for them, at most
-inline constexpr std::int32_t kMissingRows = kPrefetchAtOnce + kWarp;
 
 struct PrefetchShared {
-  std::int32_t missing[kMissingRows];
   std::int32_t rows[kPrefetchAtOnce];
   std::int32_t slots[kPrefetchAtOnce];
 };
@@ -38,50 +36,35 @@ struct PrefetchBudget {
 /// All functions are called by the whole warp.
 class RowPrefetcher {
  public:
-  __device__ RowPrefetcher(const LayerView& layer, std::int32_t now, PrefetchBudget budget, PrefetchShared& shared)
+  /// Of warp `index` among so many that prefetch.
+  __device__ RowPrefetcher(const LayerView& layer, std::int32_t now, PrefetchBudget budget, std::uint32_t index,
+                           std::uint32_t warps, PrefetchShared& shared)
       : layer_(layer), shared_(shared), budget_(budget), now_(now) {
     constexpr std::uint32_t kScatter = 0x9E3779B1U;  // as in claim_place, but half a pool away from those places
     const auto slots = static_cast<std::uint32_t>(layer.slots);
-    const std::uint32_t share = max(slots / gridDim.x, std::uint32_t{kWarp});
-    place_ = (static_cast<std::uint32_t>(now) * kScatter + blockIdx.x * share + slots / 2U) % slots;
-    const std::int32_t pieces = max(layer.row_bytes / RowGroup::kPieceBytes, 1);
-    at_once_ = min(max(RowGroup::kRound / pieces, 1), kPrefetchAtOnce);
+    const std::uint32_t share = max(slots / warps, std::uint32_t{kWarp});
+    place_ = (static_cast<std::uint32_t>(now) * kScatter + index * share + slots / 2U) % slots;
+    const std::int32_t pieces = max(layer.row_bytes / Group::kPieceBytes, 1);
+    at_once_ = min(max(Group::kRound / pieces, 1), kPrefetchAtOnce);
   }
 
-  /// Rows that wait to be fetched.
-  __device__ std::int32_t waiting() const { return waiting_; }
-  /// Whether there are as many as go together.
-  __device__ bool ready() const { return waiting_ >= at_once_; }
+  /// Rows that go together.
+  __device__ std::int32_t at_once() const { return at_once_; }
 
-  /// Puts a row of each lane (kNone: nothing) on the list if it is missing. Not where enough are waiting.
-  __device__ void add(std::int32_t row) {
-    const bool missing = row != kNone && slot_word(layer_, row).load(cuda::memory_order_relaxed) == kNone;
-    const unsigned lanes = __ballot_sync(kAllLanes, missing);
-    if (missing) {
-      shared_.missing[waiting_ + rank_in(lanes)] = row;
-    }
-    waiting_ += __popc(lanes);
-    __syncwarp();
-  }
+  /// Fetches rows, those of the first `wanted` lanes, that are still missing.
+  __device__ void fetch(std::int32_t listed, std::int32_t wanted);
 
-  /// Fetches the last few rows of the list.
-  __device__ void fetch();
-
-  /// Adds what was done to the layer's counters; `lost` rows were never looked at.
-  __device__ void report(std::int32_t lost) const {
+  /// Adds what was done to the layer's counters.
+  __device__ void report() const {
     if (lane_index() == 0) {
-      count(layer_.counters->prefetched, fetched_);
-      count(layer_.counters->prefetches_capped, capped_ + lost);
-      count(layer_.counters->evictions, evicted_);
+      count(&layer_.counters->prefetched, fetched_);
+      count(&layer_.counters->prefetches_capped, capped_);
+      count(&layer_.counters->evictions, evicted_);
     }
   }
 
  private:
-  __device__ static void count(std::int64_t& counter, std::int32_t number) {
-    if (number != 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(number));
-    }
-  }
+  using Group = RowGroupOf<kPrefetchPieces>;
 
   __device__ void refund(std::int32_t rows) const {
     if (rows != 0) {
@@ -99,24 +82,20 @@ class RowPrefetcher {
   std::int32_t now_;
   std::uint32_t place_ = 0;   ///< slot of the next window
   std::int32_t at_once_ = 1;  ///< rows that a warp has in flight
-  std::int32_t waiting_ = 0;
   std::int32_t fetched_ = 0;
   std::int32_t evicted_ = 0;
   std::int32_t capped_ = 0;
   bool exhausted_ = false;  ///< the budget, so nobody needs to ask again
 };
 
-__device__ inline void RowPrefetcher::fetch() {
-  const std::int32_t wanted = min(waiting_, at_once_);
-  waiting_ -= wanted;
+__device__ inline void RowPrefetcher::fetch(std::int32_t listed, std::int32_t wanted) {
   if (exhausted_) {
     capped_ += wanted;
     return;
   }
   // The budget is asked while rows are claimed.
   const std::int32_t used = lane_index() == 0 ? atomicAdd(budget_.used, wanted) : 0;
-  const std::int32_t listed = lane_index() < wanted ? shared_.missing[waiting_ + lane_index()] : kNone;
-  const bool claimed = listed != kNone && claim_row(layer_, listed);
+  const bool claimed = lane_index() < wanted && claim_row(layer_, listed);
   const unsigned lanes = __ballot_sync(kAllLanes, claimed);
   const std::int32_t granted = min(max(budget_.cap - __shfl_sync(kAllLanes, used, 0), 0), wanted);
   exhausted_ = granted < wanted;
@@ -129,7 +108,7 @@ __device__ inline void RowPrefetcher::fetch() {
   }
   __syncwarp();
   const RowList list{shared_.rows, shared_.slots, rows};
-  RowGroup group(layer_, list, 0, rows);
+  Group group(layer_, list, 0, rows);
   group.load(0);
   const std::int32_t given = rows == 0 ? 0 : take_slots(rows);
   const bool mine = lane_index() < rows;
@@ -141,10 +120,7 @@ __device__ inline void RowPrefetcher::fetch() {
     give_up_row(layer_, row);
   }
   group.store(0);
-  for (std::int32_t round = RowGroup::kRound; round < group.total(); round += RowGroup::kRound) {
-    group.load(round);
-    group.store(round);
-  }
+  group.copy(Group::kRound);
   __syncwarp();  // all lanes' bytes, then the maps
   if (slot != kNone) {
     publish(layer_, slot, row, prefetched_at(now_));

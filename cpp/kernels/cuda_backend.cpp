@@ -193,7 +193,7 @@ void CudaBackend::score(const ScoreParams& params) {
     if (forecasts_.fetching(pass()) != nullptr) {
       launch.multiprocessors -= fetch_forecast_blocks();  // all its blocks run together
     }
-    return launch_score_sm90(params, launch);
+    return launch_score_sm90(params, memory.prefetch_queue(), launch);
   }
   clear_next_sift(params);  // what this call leaves zero itself says that nothing was sifted
   if (params.index_key != nullptr) {

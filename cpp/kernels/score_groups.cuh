@@ -18,6 +18,10 @@ struct RowGroups {
   std::int32_t rows;  ///< of a group, at most
   std::int32_t count;
   std::uint32_t share;  ///< of a thread block, in units of 2^-32, rounded up
+  /// If there are so many key blocks, the last thread blocks prefetch, and the share of the others is larger.
+  std::uint32_t enough;
+  std::int32_t scorers;
+  std::uint32_t larger_share;
 };
 
 /// Rows [first, last) of the pass, all of one batch entry.
@@ -104,6 +108,7 @@ class GroupWalk {
       next_blocks_ = blocks.y;
     }
     total_ = add_up();
+    scorers_ = total_ >= groups.enough ? groups.scorers : static_cast<std::int32_t>(gridDim.x);
   }
 
   /// Goes to the first group of this thread block's part; false if there is none.
@@ -113,6 +118,8 @@ class GroupWalk {
 
   /// Key blocks of this thread block's part, from the current group's first on.
   __device__ std::int32_t left() const { return left_; }
+  /// Thread blocks that have a part; those behind them prefetch.
+  __device__ std::int32_t scorers() const { return scorers_; }
   /// Key blocks of the group.
   __device__ std::int32_t blocks() const { return __shfl_sync(kAllLanes, blocks_, group_ - chunk_); }
   __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
@@ -148,7 +155,9 @@ class GroupWalk {
 
   /// First of a thread block's part.
   __device__ std::int32_t part(unsigned index) const {
-    return static_cast<std::int32_t>(index == gridDim.x ? total_ : __umulhi(total_, index * groups_.share));
+    const std::uint32_t share = total_ >= groups_.enough ? groups_.larger_share : groups_.share;
+    return static_cast<std::int32_t>(index >= static_cast<unsigned>(scorers_) ? total_
+                                                                              : __umulhi(total_, index * share));
   }
 
   /// Takes the group of a lane, from a key block on.
@@ -162,6 +171,7 @@ class GroupWalk {
   const RowGroups& groups_;
   const KernelErrorView& errors_;
   std::uint32_t total_;
+  std::int32_t scorers_;
   std::int32_t left_ = 0;         ///< of this thread block's part, the current group's included
   std::int32_t chunk_ = 0;        ///< first of the 32 groups that lanes know of
   std::int32_t blocks_ = 0;       ///< key blocks of group chunk_ + lane

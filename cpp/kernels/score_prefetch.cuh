@@ -1,39 +1,48 @@
 #pragma once
-// The prefetching warp of score: takes the tokens that the multiplying warps of its thread block think will be
-// selected, finds those whose rows are not resident, and fetches them (prefetch_rows.cuh). Rows that the pass appends
-// are left out, since their host rows may not be written yet.
+// Prefetch beside score. In a thread block that scores one warp takes the tokens that the multiplying warps think will
+// be selected, looks up which of their rows are not resident, and lists those in a queue in global memory. Rows that
+// the pass appends are left out, since their host rows may not be written yet. The last few thread blocks of the grid
+// score nothing: one warp of each deals out what the queue has, the others fetch (prefetch_rows.cuh).
 //
-// It starts nothing that would not be done when the share is: what the last fetch took is compared with what is left
-// to score. So the launch does not end much later than without prefetch, however slow the link: 0.3 to 1.5 us where
-// nothing is missing, 4 where 890 rows come while 13 x 100K tokens are scored (H200). More warps would fetch more, but
-// reads of the host beyond what the link carries hold up those of keys.
+// So reads of the host hold up nobody's keys, and with as many warps as a multiprocessor has they fill the link; score
+// is bound by the memory's speed and misses a few multiprocessors little. A thread block lists nothing any more when
+// what is left of its share takes no longer than a fetch, and when all have come so far no other fetch begins. So the
+// launch does not end much later than without prefetch.
 
 #include "cache_manager/prefetch_rows.cuh"
+#include "kernels/prefetch_queue.hpp"
+#include "kernels/score_runs.cuh"
 #include "kernels/score_sift.cuh"
 
 namespace echo {
 
-/// The same for all lanes.
-__device__ inline std::int64_t warp_clock() {
-  std::int64_t cycles = 0;
-  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
-  return __shfl_sync(kAllLanes, cycles, 0);
-}
+inline constexpr std::int32_t kFetchBlocks = 28;  ///< key blocks that are scored while a fetch goes on
+inline constexpr std::int32_t kDealers = 1;       ///< warps of a prefetching thread block
+inline constexpr std::int32_t kFetchWarps = kScoreThreads / kWarp - kDealers;
+
+/// Shared memory of a thread block that prefetches, where others have keys.
+struct PrefetchBlock {
+  std::int32_t dealt;  ///< rows so far
+  std::int32_t taken;
+  std::int32_t over;  ///< whether nothing more is to begin
+  PrefetchShared warps[kFetchWarps];
+  std::int32_t rows[kQueuePlaces];
+};
+static_assert(sizeof(PrefetchBlock) <= kMultipliers * kStageBytes * 2);
 
 /// A word of shared memory that another warp shows, the same for all lanes.
 __device__ inline std::int32_t look_at(const std::int32_t& word) {
   return __shfl_sync(kAllLanes, ptx::load_shared_volatile(ptx::shared_address(&word)), 0);
 }
 
-/// Whether something that takes so many clock cycles would end behind a share of so many key blocks.
-__device__ inline bool too_late(const SiftMemory& memory, std::int32_t share, std::int64_t cycles) {
-  constexpr std::int64_t kBlockCycles = 450;  // of a key block, while all multiprocessors read at the memory's speed
+/// Whether a fetch that begins now would end behind a share of so many key blocks.
+__device__ inline bool too_late(const SiftMemory& memory, std::int32_t share) {
   std::int32_t left = share;
 #pragma unroll
   for (const std::int32_t& finished : memory.finished) {
     left -= look_at(finished);
   }
-  return look_at(memory.fetched) != 0 || cycles > left * kBlockCycles;
+  return look_at(memory.fetched) != 0 || left < kFetchBlocks;
 }
 
 /// Host row of a token, kNone if there is none or the pass appends it. What was read from a ring may be anything.
@@ -112,34 +121,126 @@ class RingReader {
   std::int32_t lost_ = 0;
 };
 
-/// The warp's work, for a share of so many key blocks.
-__device__ inline void prefetch_tokens(const ScoreParams& p, SiftMemory& memory, std::int32_t share,
-                                       const KernelErrorView& errors) {
-  constexpr std::int64_t kFirstGuess = 8000;  // cycles of a fetch
-  if (!(p.sift.prefetch_cap > 0.0F)) {
-    return;
+/// Lists a row of each lane that has one; returns how many there was no place for.
+__device__ inline std::int32_t enqueue(PrefetchQueue& queue, std::uint32_t tag, bool there, std::int32_t row) {
+  const unsigned lanes = __ballot_sync(kAllLanes, there);
+  if (lanes == 0U) {
+    return 0;
   }
+  std::int32_t first = lane_index() == 0 ? atomicAdd(&queue.listed, __popc(lanes)) : 0;
+  first = __shfl_sync(kAllLanes, first, 0);
+  const std::int32_t place = first + rank_in(lanes);
+  if (there && place < kQueuePlaces) {
+    __stcg(reinterpret_cast<uint2*>(&queue.rows[place]), make_uint2(tag, static_cast<unsigned>(row)));
+  }
+  return min(max(first + __popc(lanes) - kQueuePlaces, 0), __popc(lanes));
+}
+
+/// Of a warp in a thread block that scores so many key blocks.
+__device__ inline void list_missing(const ScoreParams& p, const SiftMemory& memory, std::int32_t share,
+                                    PrefetchQueue& queue) {
   RingReader rings(memory.rings);
-  const std::int32_t now = *p.step.tick + p.block.tick_offset;
-  RowPrefetcher rows(p.layer, now, {p.sift.prefetched, prefetch_cap(p, errors)}, memory.prefetch);
-  std::int64_t cycles = kFirstGuess;
-  while (!too_late(memory, share, cycles)) {
+  const std::uint32_t tag = __ldcg(&queue.call) + 1U;
+  std::int32_t capped = 0;
+  while (!too_late(memory, share)) {
     bool there = false;
-    if (!rows.ready()) {
-      const WantedToken token = rings.take(there);
-      if (__any_sync(kAllLanes, there)) {
-        rows.add(there ? wanted_row(p, token) : kNone);
-      }
-    }
-    if (rows.waiting() > 0) {
-      const std::int64_t begin = warp_clock();
-      rows.fetch();
-      cycles = max(warp_clock() - begin, cycles - cycles / 8);
-    } else if (!__any_sync(kAllLanes, there)) {
+    const WantedToken token = rings.take(there);
+    if (!__any_sync(kAllLanes, there)) {
       __nanosleep(200);
+      continue;
+    }
+    const std::int32_t row = there ? wanted_row(p, token) : kNone;
+    const bool missing = row != kNone && slot_word(p.layer, row).load(cuda::memory_order_relaxed) == kNone;
+    capped += enqueue(queue, tag, missing, row);
+  }
+  capped += rings.lost();
+  if (lane_index() == 0) {
+    count(&p.layer.counters->prefetches_capped, capped);
+    cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
+    atomicAdd(&queue.finished, 1);
+  }
+}
+
+/// Of a warp in a thread block that prefetches: every so many of the queue's rows are the block's.
+__device__ inline void deal_rows(PrefetchQueue& queue, const ScoreParams& p, std::int32_t scorers,
+                                 PrefetchBlock& block) {
+  const std::int32_t blocks = static_cast<std::int32_t>(gridDim.x) - scorers;
+  const std::int32_t own = static_cast<std::int32_t>(blockIdx.x) - scorers;
+  const std::uint32_t call = __ldcg(&queue.call);
+  std::int32_t dealt = 0;
+  for (bool over = false; !over;) {
+    const std::int32_t finished =
+        __shfl_sync(kAllLanes, AtomicWord(queue.finished).load(cuda::memory_order_relaxed), 0);
+    const std::int32_t place = (dealt + lane_index()) * blocks + own;
+    uint2 entry = make_uint2(call, 0U);
+    if (place < kQueuePlaces) {
+      entry = __ldcg(reinterpret_cast<const uint2*>(&queue.rows[place]));
+    }
+    const auto row = static_cast<std::int32_t>(entry.y);
+    const bool there = entry.x == call + 1U && row >= 0 && row < p.layer.host_rows;
+    const unsigned missing = ~__ballot_sync(kAllLanes, there);
+    const std::int32_t fresh = missing == 0U ? kWarp : __ffs(static_cast<int>(missing)) - 1;
+    if (lane_index() < fresh) {
+      block.rows[dealt + lane_index()] = row;
+    }
+    __syncwarp();
+    dealt += fresh;
+    over = finished == scorers;
+    if (lane_index() == 0) {
+      show(block.dealt, dealt);
+      show(block.over, over ? 1 : 0);
+    }
+    if (fresh == 0) {
+      __nanosleep(100);
     }
   }
-  rows.report(rings.lost());
+  if (lane_index() == 0 && atomicAdd(&queue.dismissed, 1) == blocks - 1) {
+    queue.listed = 0;
+    queue.finished = 0;
+    queue.dismissed = 0;
+    queue.call = call + 1U;
+  }
+}
+
+/// Of the other warps there: takes what was dealt, as much as goes together, until it is over.
+__device__ inline void fetch_dealt(const ScoreParams& p, std::int32_t scorers, std::int32_t warp, PrefetchBlock& block,
+                                   const KernelErrorView& errors) {
+  const auto own = static_cast<std::uint32_t>(static_cast<std::int32_t>(blockIdx.x) - scorers);
+  const auto blocks = static_cast<std::uint32_t>(static_cast<std::int32_t>(gridDim.x) - scorers);
+  const auto index = static_cast<std::uint32_t>(warp) * blocks + own;
+  RowPrefetcher rows(p.layer, *p.step.tick + p.block.tick_offset, {p.sift.prefetched, prefetch_cap(p, errors)}, index,
+                     blocks * kFetchWarps, block.warps[warp]);
+  while (look_at(block.over) == 0) {
+    const std::int32_t taken = look_at(block.taken);
+    const std::int32_t wanted = min(look_at(block.dealt) - taken, rows.at_once());
+    std::int32_t before = kNone;
+    if (lane_index() == 0 && wanted > 0) {
+      before = atomicCAS(&block.taken, taken, taken + wanted);
+    }
+    if (__shfl_sync(kAllLanes, before, 0) == taken) {
+      rows.fetch(lane_index() < wanted ? block.rows[taken + lane_index()] : kNone, wanted);
+    } else if (wanted <= 0) {
+      __nanosleep(100);
+    }
+  }
+  rows.report();
+}
+
+/// All of a thread block that does not score, in memory that nobody else uses. So many others do.
+__device__ inline void prefetch_rows(const ScoreParams& p, std::int32_t scorers, PrefetchQueue& queue,
+                                     PrefetchBlock& block, const KernelErrorView& errors) {
+  const int warp = warp_index();
+  if (warp < kDealers && lane_index() == 0) {
+    block.dealt = 0;
+    block.taken = 0;
+    block.over = 0;
+  }
+  __syncthreads();
+  if (warp < kDealers) {
+    deal_rows(queue, p, scorers, block);
+  } else {
+    fetch_dealt(p, scorers, warp - kDealers, block, errors);
+  }
 }
 
 /// Zeroes what the next call sifts into: each thread block some rows.

@@ -30,6 +30,9 @@ class RunMaker {
   __device__ bool next() { return enter(walk_.next()); }
 
   __device__ const Run& run() const { return run_; }
+  /// Thread blocks that have runs, and whether those behind them prefetch.
+  __device__ std::int32_t scorers() const { return walk_.scorers(); }
+  __device__ bool prefetches() const { return walk_.scorers() != static_cast<std::int32_t>(gridDim.x); }
   /// Key blocks from the run's first on.
   __device__ std::int32_t left() const { return walk_.left(); }
 

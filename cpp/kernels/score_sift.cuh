@@ -37,8 +37,8 @@ struct alignas(16) SiftMemory {
   SiftBounds bounds[kBuffers][kMostRows];  ///< of a group's rows, beside its queries
   std::int32_t finished[kMultipliers];     ///< key blocks, by each warpgroup
   std::int32_t fetched;                    ///< whether all key blocks of the share are on their way
+  std::int32_t lists;                      ///< whether tokens worth fetching are asked for
   WantedRing rings[kMultiplierWarps];
-  PrefetchShared prefetch;
 
   /// Before anybody looks; by one warp.
   __device__ void clear() {
@@ -143,7 +143,7 @@ class LaneSift {
     const std::int32_t first = token + warp_ % kGroupWarps * kWarpTokens;
     compared_ += min(max(length_ - first, 0), kWarpTokens);
     ++finished_;
-    if (p_.sift.prefetch_cap > 0.0F && warp_ % kGroupWarps == 0 && lane_index() == 0) {
+    if (memory_.lists != 0 && warp_ % kGroupWarps == 0 && lane_index() == 0) {
       show(memory_.finished[warp_ / kGroupWarps], finished_);
     }
   }
@@ -167,7 +167,7 @@ class LaneSift {
       pending_.rows[place] = first_row_ + row;
     }
     count_ += __popc(lanes);
-    if (p_.sift.prefetch_cap > 0.0F) {
+    if (memory_.lists != 0) {
       const bool wanted = passes && score >= bounds_[row].prefetch;
       const unsigned wanting = __ballot_sync(kAllLanes, wanted);
       WantedRing& ring = memory_.rings[warp_];

@@ -8,7 +8,7 @@
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
 // to, a loader first writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
-// (score_sift.cuh), and a loader fetches rows ahead (score_prefetch.cuh).
+// (score_sift.cuh), and a loader lists rows for a few thread blocks that fetch them ahead (score_prefetch.cuh).
 // Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
 // 64 heads, a row per session: 4.0 us for 1 x 16K tokens, 6.6 for 1 x 100K, 49 for 13 x 100K, 226 for 64 x 100K;
 // with two rows per session 53 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37. In one
@@ -45,6 +45,7 @@ template <int kHeads, int kColumns, bool kOne, bool kSift>
 __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_constant__ CUtensorMap keys,
                                                                const __grid_constant__ ScoreParams p,
                                                                const __grid_constant__ RowGroups groups,
+                                                               PrefetchQueue* queue,
                                                                const __grid_constant__ KernelErrorView errors) {
   if constexpr (kHasCode) {
     const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows, .sift_bytes = kSift ? sift_bytes(kOne) : 0});
@@ -71,8 +72,11 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     if (kSift && warp == kFetcher + kLoaderWarps) {
       clear_next(p);
     }
-    if (!any) {
-      return;  // all of the thread block
+    if (!any) {  // all of the thread block
+      if (kSift && maker.prefetches()) {
+        prefetch_rows(p, maker.scorers(), *queue, *reinterpret_cast<PrefetchBlock*>(shared.keys), errors);
+      }
+      return;
     }
     if (warp == kFetcher) {
       fetch_keys(keys, p, maker, shared, errors);  // on their way while queries are loaded
@@ -85,10 +89,13 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       }
       if (kSift && warp == kFetcher + 1) {
         load_bounds(p, maker.run().rows, sift_memory(shared).bounds[0], errors);
+        sift_memory(shared).lists = maker.prefetches() ? 1 : 0;
         announce(kStart, (kMultiplierWarps + 1) * kWarp);
       }
       if (kSift && warp == kFetcher + kLoaderWarps) {
-        prefetch_tokens(p, sift_memory(shared), maker.left(), errors);
+        if (maker.prefetches()) {
+          list_missing(p, sift_memory(shared), maker.left(), *queue);
+        }
       } else {
         load_next_queries<kHeads, kSift>(p, maker, shared, errors);
       }
@@ -99,7 +106,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
   }
 }
 
-using Kernel = void (*)(CUtensorMap, ScoreParams, RowGroups, KernelErrorView);
+using Kernel = void (*)(CUtensorMap, ScoreParams, RowGroups, PrefetchQueue*, KernelErrorView);
 
 /// How products are cut: heads are filled up to a number, columns are rows x heads, and `one` product may do for all
 /// rows of a group.
@@ -132,19 +139,33 @@ Kernel kernel_of(const ProductShape& product) {
 
 std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }
 
+/// One of so many equal parts, in units of 2^-32, rounded up.
+std::uint32_t share_of(std::int32_t parts) {
+  const std::uint64_t all = std::uint64_t{1} << 32;
+  const auto count = static_cast<std::uint64_t>(parts);
+  return static_cast<std::uint32_t>((all + count - 1) / count);
+}
+
+constexpr std::int32_t kPrefetchers = 4;  ///< thread blocks that prefetch ...
+constexpr std::int32_t kLeastShare = 40;  ///< ... where others have so many key blocks each
+
 /// Rows of an entry in groups of about the same size, each a whole number of products.
 RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid) {
   const std::int32_t per_entry = divided_up(rows * product.heads, kMostColumns);
   const std::int32_t per_product = product.columns / product.heads;
   const std::int32_t first_entry = params.block.first / params.step.query_rows;
   const std::int32_t last_entry = (params.block.first + params.block.count - 1) / params.step.query_rows;
-  const std::uint64_t all = std::uint64_t{1} << 32;
-  const auto parts = static_cast<std::uint64_t>(grid);
+  const bool prefetches = params.sift.rows != nullptr && params.sift.prefetch_cap > 0.0F;
+  const std::int32_t scorers = grid - (prefetches ? std::min(kPrefetchers, grid / 2) : 0);
   return {.first_entry = first_entry,
           .per_entry = per_entry,
           .rows = divided_up(divided_up(rows, per_entry), per_product) * per_product,
           .count = (last_entry - first_entry + 1) * per_entry,
-          .share = static_cast<std::uint32_t>((all + parts - 1) / parts)};
+          .share = share_of(grid),
+          .enough = scorers == grid ? std::numeric_limits<std::uint32_t>::max()
+                                    : static_cast<std::uint32_t>(kLeastShare) * static_cast<std::uint32_t>(scorers),
+          .scorers = scorers,
+          .larger_share = share_of(scorers)};
 }
 
 /// Kernels count key blocks in 32 bits.
@@ -183,7 +204,7 @@ bool prepare_score_sm90(const ShapeView& shape, int device) {
   return true;
 }
 
-void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) {
+void launch_score_sm90(const ScoreParams& params, PrefetchQueue* queue, const LaunchContext& context) {
   if (reinterpret_cast<std::uintptr_t>(params.index_q) % sizeof(uint4) != 0) {
     throw InvalidArgument("index_q: has to be aligned to " + std::to_string(sizeof(uint4)) + " bytes");
   }
@@ -196,7 +217,7 @@ void launch_score_sm90(const ScoreParams& params, const LaunchContext& context) 
   require_countable(params, groups);
   const Kernel kernel = params.sift.rows != nullptr ? kernel_of<true>(product) : kernel_of<false>(product);
   launch_early(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
-               index_key_map(params.layer), params, groups, context.errors);
+               index_key_map(params.layer), params, groups, queue, context.errors);
 }
 
 }  // namespace echo

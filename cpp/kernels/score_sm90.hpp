@@ -2,6 +2,7 @@
 
 #include "kernels/launch.hpp"
 #include "kernels/params.hpp"
+#include "kernels/prefetch_queue.hpp"
 
 namespace echo {
 
@@ -11,6 +12,7 @@ namespace echo {
 bool prepare_score_sm90(const ShapeView& shape, int device);
 
 /// score in one launch; queries are quantised on the way. InvalidArgument if index_q is not aligned to 16 bytes.
-void launch_score_sm90(const ScoreParams& params, const LaunchContext& context);
+/// `queue` is device memory that calls on a stream share.
+void launch_score_sm90(const ScoreParams& params, PrefetchQueue* queue, const LaunchContext& context);
 
 }  // namespace echo

@@ -26,6 +26,7 @@ struct Scratch::Layout {
     attend_sums = take<float>(attend_heads * shape.latent_dim);
     attend_shares = take<float2>(attend_heads);
     layers = take<LayerView>(sizes.layers);
+    prefetch_queue = take<PrefetchQueue>(1);
     forecast_cap = std::min(sizes.forecast_cap, kMostForecast);
     const std::int64_t lists = static_cast<std::int64_t>(sizes.layers) * sizes.entries;
     forecast_counts = take<std::int32_t>(forecast_cap > 0 ? lists : 0);
@@ -51,6 +52,7 @@ struct Scratch::Layout {
   std::size_t attend_sums;
   std::size_t attend_shares;
   std::size_t layers;
+  std::size_t prefetch_queue;
   std::int32_t forecast_cap;
   std::size_t forecast_counts;
   std::size_t forecast_rows;
@@ -74,6 +76,7 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
   attend_partials_ = {.sums = reinterpret_cast<float*>(base + layout.attend_sums),
                       .shares = reinterpret_cast<float2*>(base + layout.attend_shares)};
   layers_ = reinterpret_cast<LayerView*>(base + layout.layers);
+  prefetch_queue_ = reinterpret_cast<PrefetchQueue*>(base + layout.prefetch_queue);
   forecast_ = {.counts = reinterpret_cast<std::int32_t*>(base + layout.forecast_counts),
                .rows = reinterpret_cast<std::int32_t*>(base + layout.forecast_rows),
                .slots = reinterpret_cast<std::int32_t*>(base + layout.forecast_slots),

@@ -7,6 +7,7 @@
 #include "kernels/attend.hpp"
 #include "kernels/index_queries.hpp"
 #include "kernels/near_lists.hpp"
+#include "kernels/prefetch_queue.hpp"
 #include "runtime/backend.hpp"
 
 namespace echo {
@@ -25,6 +26,7 @@ class Scratch {
   const IndexQueryView& index_queries() const { return index_queries_; }
   const AttendPartials& attend_partials() const { return attend_partials_; }
   LayerView* layers() const { return layers_; }
+  PrefetchQueue* prefetch_queue() const { return prefetch_queue_; }
   /// Of one layer: each has its own, since what they hold outlives the verb.
   ForecastLists forecast(std::int32_t layer) const;
   /// For the select of any layer; nothing where there are no forecasts.
@@ -38,6 +40,7 @@ class Scratch {
   IndexQueryView index_queries_;
   AttendPartials attend_partials_;
   LayerView* layers_;
+  PrefetchQueue* prefetch_queue_;
   ForecastLists forecast_;  ///< of the first layer
   NearLists near_;
 };

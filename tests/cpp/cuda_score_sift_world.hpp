@@ -21,7 +21,8 @@ struct SiftWorld : World {
         tokens(backend_, std::vector<ScoredToken>(static_cast<std::size_t>(sizes.rows() * capacity()), {0, kNone})),
         predicted(backend_, std::vector<float>(2 * static_cast<std::size_t>(sizes.batch), NAN)),
         spreads(backend_, std::vector<float>(2 * static_cast<std::size_t>(sizes.batch), NAN)),
-        prefetched(backend_, {77, 77}) {
+        prefetched(backend_, {77, 77}),
+        queue(backend_, std::vector<PrefetchQueue>(1)) {
     for (std::size_t i = 0; i + 8 <= slab.bytes(); i += 8) {
       const std::uint64_t word = (i + 1) * 0x9E3779B97F4A7C15ULL;
       std::memcpy(slab.data() + i, &word, sizeof word);
@@ -77,7 +78,8 @@ struct SiftWorld : World {
     params.sift = sift_view(cap);
     if (thread_blocks > 0) {
       backend.synchronize();  // its work is in another stream
-      launch_score_sm90(params, {.stream = nullptr, .multiprocessors = thread_blocks, .errors = errors.view()});
+      launch_score_sm90(params, queue.data(),
+                        {.stream = nullptr, .multiprocessors = thread_blocks, .errors = errors.view()});
       ECHO_CUDA_CHECK(cudaStreamSynchronize(nullptr));
     } else {
       backend.score(params);
@@ -108,6 +110,7 @@ struct SiftWorld : World {
   DeviceArray<float> predicted;
   DeviceArray<float> spreads;
   DeviceArray<std::int32_t> prefetched;
+  DeviceArray<PrefetchQueue> queue;
   std::vector<std::int32_t> positions;
   std::vector<float> plain_scores;  ///< of the pass
   std::int32_t turn = 0;

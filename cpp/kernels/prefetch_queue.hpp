@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+
+namespace echo {
+
+inline constexpr std::int32_t kQueuePlaces = 8192;
+
+/// A row that is missing, in the call whose tag it has: whatever else lies in a place is older.
+struct alignas(8) QueuedRow {
+  std::uint32_t tag;
+  std::int32_t row;
+};
+
+/// Rows on their way from the thread blocks of a score to those that prefetch, zero before the first call. Whoever is
+/// the last to need it in a call leaves it as the next one needs it.
+struct PrefetchQueue {
+  std::uint32_t call;      ///< counts calls; the tag is one more
+  std::int32_t listed;     ///< rows that got places, those beyond the last place included
+  std::int32_t finished;   ///< thread blocks that list no more
+  std::int32_t dismissed;  ///< thread blocks that look no more
+  QueuedRow rows[kQueuePlaces];
+};
+
+}  // namespace echo
