@@ -4,7 +4,7 @@
 //
 // Of the rows that are missing a warp takes as many as it has in flight at once: a share of the call's budget, the rows
 // by compare-and-swap on slot_of, their bytes from host memory into registers, slots meanwhile (free ones, else the
-// oldest of a window of 32; the scores that recall's rule would look at are only being computed), bytes to the slots,
+// oldest of a window of 96; the scores that recall's rule would look at are only being computed), bytes to the slots,
 // maps. Whatever is busy or used up is left to recall: nobody waits for anybody.
 // Cost: four dependent accesses and a host read, some 10 us for each few rows.
 
@@ -17,7 +17,8 @@ namespace echo {
 
 inline constexpr std::int32_t kPrefetchPieces = 12;  ///< 16-byte pieces that a lane has under way
 inline constexpr std::int32_t kPrefetchAtOnce = 16;  ///< rows that go together, at most
-inline constexpr std::int32_t kPrefetchWindows = 4;  ///< looked at for them, at most
+inline constexpr std::uint32_t kPrefetchSpread = 3;  ///< slots of a window for each lane
+inline constexpr std::int32_t kPrefetchWindows = 3;  ///< looked at for them, at most
 
 struct PrefetchShared {
   std::int32_t rows[kPrefetchAtOnce];
@@ -153,19 +154,34 @@ __device__ inline std::int32_t RowPrefetcher::take_slots(std::int32_t needed) {
   return given;
 }
 
-/// From the next window, for rows `given` and those behind it; returns for how many.
+/// From the next window, for rows `given` and those behind it; returns for how many. Each lane offers the oldest of a
+/// few slots, so that what was used last, half of a small pool, is seldom among the oldest of all.
 __device__ inline std::int32_t RowPrefetcher::take_oldest(std::int32_t given, std::int32_t needed) {
   const auto slots = static_cast<std::uint32_t>(layer_.slots);
   const auto lane = static_cast<std::uint32_t>(lane_index());
-  const auto slot = static_cast<std::int32_t>((place_ + lane) % slots);
-  place_ = (place_ + kWarp) % slots;
+  std::int32_t stamps[kPrefetchSpread];
+  std::int32_t rows[kPrefetchSpread];
+#pragma unroll
+  for (std::uint32_t i = 0; i < kPrefetchSpread; ++i) {
+    const auto at = static_cast<std::int32_t>((place_ + i * kWarp + lane) % slots);
+    stamps[i] = stamp_word(layer_, at).load(cuda::memory_order_relaxed);
+    rows[i] = host_word(layer_, at).load(cuda::memory_order_relaxed);
+  }
+  std::int32_t age = 0;
+  std::int32_t slot = kNone;
   std::int32_t stamp = kFree;
   std::int32_t row = kNone;
-  if (lane < slots) {
-    stamp = stamp_word(layer_, slot).load(cuda::memory_order_relaxed);
-    row = host_word(layer_, slot).load(cuda::memory_order_relaxed);
+#pragma unroll
+  for (std::uint32_t i = 0; i < kPrefetchSpread; ++i) {
+    const bool there = i * kWarp + lane < slots && rows[i] >= 0 && yields_ahead(stamps[i], now_);
+    if (const std::int32_t own = there ? age_of(stamps[i], now_) : 0; own > age) {
+      age = own;
+      slot = static_cast<std::int32_t>((place_ + i * kWarp + lane) % slots);
+      stamp = stamps[i];
+      row = rows[i];
+    }
   }
-  std::int32_t age = row >= 0 && yields_ahead(stamp, now_) ? age_of(stamp, now_) : 0;
+  place_ = (place_ + kPrefetchSpread * kWarp) % slots;
   bool chosen = false;
   for (std::int32_t left = needed - given; left > 0; --left) {
     const std::int32_t oldest = __reduce_max_sync(kAllLanes, age);

@@ -143,7 +143,7 @@ __device__ void load_next_queries(const ScoreParams& p, RunMaker& maker, const S
     };
     load_queries_of<kHeads>(p, run.rows, run.queries, warp, loaders(kSift), shared, errors, wait_for_buffer);
     if (kSift && warp == 0) {
-      load_bounds(p, run.rows, sift_memory(shared).bounds[buffer], errors);
+      load_bounds(p, run.rows, maker.prefetches(), sift_memory(shared).bounds[buffer], errors);
     }
     __syncwarp();
     if (lane_index() == 0) {

@@ -17,8 +17,7 @@
 namespace echo {
 
 inline constexpr std::int32_t kFetchBlocks = 28;  ///< key blocks that are scored while a fetch goes on
-inline constexpr std::int32_t kDealers = 1;       ///< warps of a prefetching thread block
-inline constexpr std::int32_t kFetchWarps = kScoreThreads / kWarp - kDealers;
+inline constexpr std::int32_t kFetchWarps = kScoreThreads / kWarp - 1;  ///< of a thread block that prefetches
 
 /// Shared memory of a thread block that prefetches, where others have keys.
 struct PrefetchBlock {
@@ -28,7 +27,7 @@ struct PrefetchBlock {
   PrefetchShared warps[kFetchWarps];
   std::int32_t rows[kQueuePlaces];
 };
-static_assert(sizeof(PrefetchBlock) <= kMultipliers * kStageBytes * 2);
+static_assert(sizeof(PrefetchBlock) <= 2 * kMultipliers * kStageBytes);  // there are that many stages at least
 
 /// A word of shared memory that another warp shows, the same for all lanes.
 __device__ inline std::int32_t look_at(const std::int32_t& word) {
@@ -230,16 +229,16 @@ __device__ inline void fetch_dealt(const ScoreParams& p, std::int32_t scorers, s
 __device__ inline void prefetch_rows(const ScoreParams& p, std::int32_t scorers, PrefetchQueue& queue,
                                      PrefetchBlock& block, const KernelErrorView& errors) {
   const int warp = warp_index();
-  if (warp < kDealers && lane_index() == 0) {
+  if (threadIdx.x == 0) {
     block.dealt = 0;
     block.taken = 0;
     block.over = 0;
   }
   __syncthreads();
-  if (warp < kDealers) {
+  if (warp == 0) {
     deal_rows(queue, p, scorers, block);
   } else {
-    fetch_dealt(p, scorers, warp - kDealers, block, errors);
+    fetch_dealt(p, scorers, warp - 1, block, errors);
   }
 }
 

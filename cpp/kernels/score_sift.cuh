@@ -37,7 +37,6 @@ struct alignas(16) SiftMemory {
   SiftBounds bounds[kBuffers][kMostRows];  ///< of a group's rows, beside its queries
   std::int32_t finished[kMultipliers];     ///< key blocks, by each warpgroup
   std::int32_t fetched;                    ///< whether all key blocks of the share are on their way
-  std::int32_t lists;                      ///< whether tokens worth fetching are asked for
   WantedRing rings[kMultiplierWarps];
 
   /// Before anybody looks; by one warp.
@@ -76,8 +75,9 @@ __device__ inline void show(std::int32_t& word, std::int32_t value) {
   ptx::store_shared(ptx::shared_address(&word), static_cast<std::uint32_t>(value));
 }
 
-/// Finds the bounds of a group's rows, a lane each, and puts them down for select, too. By a warp.
-__device__ inline void load_bounds(const ScoreParams& p, const GroupRows& rows, SiftBounds* bounds,
+/// Finds the bounds of a group's rows, a lane each, and puts them down for select, too. By a warp. `lists`: tokens
+/// worth fetching are asked for.
+__device__ inline void load_bounds(const ScoreParams& p, const GroupRows& rows, bool lists, SiftBounds* bounds,
                                    const KernelErrorView& errors) {
   const std::int32_t row = rows.first + lane_index();
   if (row < rows.last) {
@@ -87,7 +87,7 @@ __device__ inline void load_bounds(const ScoreParams& p, const GroupRows& rows, 
       const std::int64_t place = session * p.sift.predicted_stride;
       own = sift_bounds(p.sift.thresholds[place], p.sift.deviations[place]);
     }
-    bounds[lane_index()] = own;
+    bounds[lane_index()] = {own.candidates, lists ? own.prefetch : float_of(kFloatNan)};
     if (own.candidates == own.candidates) {
       RowSift& sift = p.sift.rows[row - p.block.first];
       *reinterpret_cast<uint2*>(&sift.candidates) = make_uint2(ordered_key(own.candidates), ordered_key(own.prefetch));
@@ -143,7 +143,7 @@ class LaneSift {
     const std::int32_t first = token + warp_ % kGroupWarps * kWarpTokens;
     compared_ += min(max(length_ - first, 0), kWarpTokens);
     ++finished_;
-    if (memory_.lists != 0 && warp_ % kGroupWarps == 0 && lane_index() == 0) {
+    if (p_.sift.prefetch_cap > 0.0F && warp_ % kGroupWarps == 0 && lane_index() == 0) {
       show(memory_.finished[warp_ / kGroupWarps], finished_);
     }
   }
@@ -167,9 +167,12 @@ class LaneSift {
       pending_.rows[place] = first_row_ + row;
     }
     count_ += __popc(lanes);
-    if (memory_.lists != 0) {
+    if (p_.sift.prefetch_cap > 0.0F) {
       const bool wanted = passes && score >= bounds_[row].prefetch;
       const unsigned wanting = __ballot_sync(kAllLanes, wanted);
+      if (wanting == 0U) {
+        return;
+      }
       WantedRing& ring = memory_.rings[warp_];
       if (wanted) {
         ring.tokens[(put_ + rank_in(wanting)) % kRingPlaces] = {first_row_ + row, position};

@@ -88,8 +88,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
         append_new_keys(p, maker, shared, errors);
       }
       if (kSift && warp == kFetcher + 1) {
-        load_bounds(p, maker.run().rows, sift_memory(shared).bounds[0], errors);
-        sift_memory(shared).lists = maker.prefetches() ? 1 : 0;
+        load_bounds(p, maker.run().rows, maker.prefetches(), sift_memory(shared).bounds[0], errors);
         announce(kStart, (kMultiplierWarps + 1) * kWarp);
       }
       if (kSift && warp == kFetcher + kLoaderWarps) {
