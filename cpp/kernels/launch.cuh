@@ -88,10 +88,10 @@ struct ClusterLaunch {
   ClusterLaunch& operator=(const ClusterLaunch&) = delete;
 };
 
-/// In a kernel of launch_early: until what ran before on the stream has ended and its writes are seen. All blocks of a
-/// kernel call it before they let the next one begin or end, so whatever came before the kernel ahead is complete.
-/// Until then nothing may be written that the kernel ahead reads or writes, and what it writes may be read as a guess
-/// only.
+/// In a kernel of launch_early: until what ran before on the stream has ended and its writes are seen. All threads call
+/// it before they end, so the end of the kernel ahead is the end of all before it, too. What came before a chain of
+/// early launches is complete anyway. Until then nothing may be written that a kernel of the chain reads or writes, and
+/// what one writes may be read as a guess only.
 __device__ inline void wait_for_kernel_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
