@@ -2,14 +2,16 @@
 
 A graph of as many layers as fit, 61 where possible, all different, begins and commits like a step of the runtime. Every
 replay appends a token to each session; scores change from step to step as those of a model, and select, in each layer,
-just the share of rows that is to be missed, at random, on cold caches. `system`:
+just the share of rows that is to be missed, at random, on cold caches. Score lists candidates for select, and fetches
+rows, as it does in a runtime, unless something else is said. `system`:
 
 - resident: nothing is missed;
-- echo: 2 % of the selected rows are missed, and recalled: nothing is prefetched;
+- echo: 2 % of the selected rows are not there when the layer begins;
+- no_prefetch: the same, but score does nothing but score, and recall fetches all of them;
 - changing: what is missed is what scores have changed in pools, of 4 top-k slots per session, that steps before left;
 - forecast: the same with forecasts of up to FORECAST_CAP rows per session and layer;
 - forecast_resident: these forecasts, but nothing is missed: what they cost;
-- without_offload: all rows lie on the GPU at fixed places, nothing is looked up.
+- without_offload: all rows lie on the GPU at fixed places, nothing is looked up or fetched.
 
 Medians, microseconds per layer. `verbs` are differences between graphs that end after one verb or the next. Counts are
 checked in every replay; selections, maps, bytes and outputs (against the rows of the host) in some.
@@ -26,7 +28,7 @@ from typing import Any
 import pytest
 from gates import Gates
 from native.binding import device_clock
-from native.step_binding import NATURAL, TOP_K, Case, Part, Result, StepBench
+from native.step_binding import NATURAL, PREFETCH_CAP, TOP_K, Case, Part, Result, StepBench
 
 ROUNDS = 12
 WARM_UP = 4
@@ -44,6 +46,7 @@ CHANGING = ("changing", "forecast", "forecast_resident")
 CASES = [
     *((Case(13, 102_400), system) for system in SYSTEMS),
     *((Case(13, 32_768), system) for system in SYSTEMS),
+    *((Case(13, length), "no_prefetch") for length in (102_400, 32_768)),
     *((Case(32, 41_600), system) for system in SYSTEMS),
     *((Case(8, 102_400), system) for system in SYSTEMS),
     *((Case(8, 32_768), system) for system in SYSTEMS),
@@ -72,10 +75,11 @@ def times() -> dict[tuple[Case, str], float]:
 def of_step(bench: StepBench, case: Case, system: str, part: Part) -> Result:
     """One replay of a part of the step."""
     if system == "without_offload":
-        return bench.replay(Part.WITHOUT_OFFLOAD if part == Part.ATTEND else part)
-    if system in ("changing", "forecast"):
-        return bench.replay(part, NATURAL)
-    return bench.replay(part, case.misses(MISS_RATE) if system == "echo" else 0)
+        return bench.replay(Part.WITHOUT_OFFLOAD if part == Part.ATTEND else part, sift=True)
+    if system == "no_prefetch":
+        return bench.replay(part, case.misses(MISS_RATE))
+    misses = NATURAL if system in ("changing", "forecast") else case.misses(MISS_RATE) if system == "echo" else 0
+    return bench.replay(part, misses, sift=True, prefetch_cap=PREFETCH_CAP)
 
 
 def verbs_of(bench: StepBench, case: Case, system: str, step: Result, us: float) -> dict[str, Any]:
@@ -124,6 +128,9 @@ def test_layer(
         "layers": case.layers,
         **verbs_of(step_bench, case, system, results[-1], us),
         "misses": sum(result.misses for result in results) / calls,
+        "prefetched": sum(result.prefetched for result in results) / calls,
+        "prefetched_used": sum(result.prefetched_used for result in results) / calls,
+        "full_selects": sum(result.full_selects for result in results) / calls / case.batch,
         "natural_miss_rate": sum(result.natural_misses for result in results) / calls / case.batch / TOP_K,
     }
     if system.startswith("forecast"):

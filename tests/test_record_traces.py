@@ -50,8 +50,8 @@ def test_sizes_are_as_the_readme_says(name):
 def test_the_products_rule_does_not_lose_to_lru(trace):
     """Never more than 0.2 points behind in a layer; over layers not behind, and a twentieth better where it matters.
 
-    In a pool of one selection the new token takes a slot before it is known which rows the step selects: often enough one
-    of them, and there is nothing else to choose.
+    In a pool of one selection the new token takes a slot before it is known which rows the step selects: often enough
+    one of them, and there is nothing else to choose.
     """
     rates = compare(trace, [slots_of(trace, pool) for pool in POOLS], ("lru", "echo"))
     assert (rates.rates["echo"] <= rates.rates["lru"] + 0.002).all()

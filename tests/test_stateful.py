@@ -183,7 +183,7 @@ class Traffic(RuleBasedStateMachine):
             kv = self.rig.runtime.export_kv(pair.session)
             twin.oracle = pair.oracle.copy()
             if wrong is not None:
-                kv.thresholds = wrong
+                kv.thresholds, kv.deviations = wrong, wrong[::-1]
                 for layer, value in zip(twin.oracle.layers, wrong, strict=True):
                     layer.threshold = value if math.isfinite(value) else math.nan
             self.rig.runtime.import_kv(twin.session, kv)

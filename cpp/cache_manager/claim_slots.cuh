@@ -228,13 +228,10 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
   std::int32_t popped = 0;
   if (shared.free > 0) {
     if (claimer == 0) {
-      // Others may have emptied the stack since; nobody pushes in this launch, so what is below zero is nothing.
+      // Told before: who finds the stack empty, since this block has taken what was on it, leaves no hints there.
       AtomicWord(layer.replacement->popped).store(now, cuda::memory_order_relaxed);
       cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
-      shared.top = atomicSub(&layer.replacement->free, needed);
-      if (shared.top < needed) {
-        atomicMax(&layer.replacement->free, 0);
-      }
+      shared.top = pop_free(layer, needed);
       shared.popped = shared.given = min(max(shared.top, 0), needed);
     }
     meet(kClaimBarrier, kClaimers);

@@ -71,11 +71,7 @@ __device__ Sight look_ahead_of(const ForecastParams& p, std::int32_t now, const 
 /// Free slots for the first of the claimed rows. By the block.
 __device__ void pop_slots(const LayerView& layer, FindShared& shared) {
   if (threadIdx.x == 0) {
-    // Others may have emptied the stack since; nobody pushes in this launch, so what is below zero is nothing.
-    const std::int32_t top = atomicSub(&layer.replacement->free, shared.claimed);
-    if (top < shared.claimed) {
-      atomicMax(&layer.replacement->free, 0);
-    }
+    const std::int32_t top = pop_free(layer, shared.claimed);
     shared.claim.top = top;
     shared.claim.given = shared.claim.popped = min(max(top, 0), shared.claimed);
   }

@@ -24,14 +24,12 @@ struct Hint {
 
 /// Those of one layer.
 struct Hints {
+  std::int32_t count;
   std::int32_t* slots;
   std::int32_t* stamps;
-  std::int32_t count;
 
   ECHO_HOST_DEVICE explicit Hints(const LayerView& layer)
-      : slots(layer.free_slots), stamps(nullptr), count(layer.slots / 2 < kHints ? layer.slots / 2 : kHints) {
-    stamps = slots + count;
-  }
+      : count(layer.slots / 2 < kHints ? layer.slots / 2 : kHints), slots(layer.free_slots), stamps(slots + count) {}
 
   ECHO_HOST_DEVICE Hint read(std::int32_t index, const LayerView& layer) const {
     const Hint hint{~slots[index], stamps[index]};

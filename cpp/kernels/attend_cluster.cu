@@ -5,10 +5,10 @@
 // (mla_attend.cuh). Blocks are combined over distributed shared memory (mla_combine.cuh) while the rows and queries of
 // the cluster's next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many
 // clusters there are.
-// Cost, FP8 rows on an H200: a tile takes 10,500 cycles, mostly waiting for the gathering warpgroups, which are busy
-// for at least 8,400; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes 9,000 more to stage,
-// tell and combine. 28 TFLOP/s at B = 1, 231 to 310 at B = 64 with 8 to 2 splits; docs/design.md has the parts. 192
-// registers for a consumer, 64 for a gatherer, 222 KB of shared memory: one block per multiprocessor.
+// Cost, FP8 rows on an H200: a tile takes 8,400 cycles, the gathering warpgroups and the chain of logits, softmax and
+// outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes 8,600 more to
+// stage, tell and combine. 31 TFLOP/s at B = 1, 250 to 381 at B = 64 with 8 to 1 splits; docs/design.md has the parts.
+// 192 registers for a consumer, 64 for a gatherer, 219 KB of shared memory: one block per multiprocessor.
 #include "kernels/attend_cluster.hpp"
 
 #include <algorithm>

@@ -88,9 +88,10 @@ struct ClusterLaunch {
   ClusterLaunch& operator=(const ClusterLaunch&) = delete;
 };
 
-/// In a kernel of launch_early: until what ran before on the stream has ended and its writes are seen. Kernels call it
-/// before they let the next one begin, so before it there is what there was when the kernel ahead began: nothing that
-/// one writes may be read, and nothing written that it reads or writes.
+/// In a kernel of launch_early: until what ran before on the stream has ended and its writes are seen. All threads call
+/// it before they end, so the end of the kernel ahead is the end of all before it, too. What came before a chain of
+/// early launches is complete anyway. Until then nothing may be written that a kernel of the chain reads or writes, and
+/// what one writes may be read as a guess only.
 __device__ inline void wait_for_kernel_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -4,7 +4,6 @@
 #include "reference/sift.hpp"
 
 #include <algorithm>
-#include <span>
 #include <unordered_set>
 #include <vector>
 
@@ -57,14 +56,7 @@ void sift_row(const ScoreParams& params, std::int32_t i) {
   list_candidates(row, view, sift, view.tokens + static_cast<std::int64_t>(i) * view.capacity);
 }
 
-/// Whether the pass appends this position of the row's session: its host row may not be written yet.
-bool is_new(const StepView& step, std::int32_t row, std::int32_t position) {
-  const std::span entry(step.positions + row / step.query_rows * step.query_rows,
-                        static_cast<std::size_t>(step.query_rows));
-  return std::ranges::find(entry, position) != entry.end();
-}
-
-/// Host rows above the upper bounds that have no slot, each once.
+/// Host rows above the upper bounds that have no slot, each once. (New rows have slots since begin.)
 std::vector<std::int32_t> wanted_rows(const ScoreParams& params) {
   std::vector<std::int32_t> wanted;
   std::unordered_set<std::int32_t> seen;  // rows of the pass may share host rows
@@ -73,7 +65,7 @@ std::vector<std::int32_t> wanted_rows(const ScoreParams& params) {
     const std::int32_t row = params.block.first + i;
     const float* scores = params.scores + i * params.score_stride;
     for (std::int32_t s = 0; s < sift.compared; ++s) {
-      if (ordered_key(scores[s]) >= sift.prefetch && !is_new(params.step, row, s)) {
+      if (ordered_key(scores[s]) >= sift.prefetch) {
         const std::int32_t host_row = host_row_of(params.layer, params.step, row, s);
         if (params.layer.slot_of[host_row] == kNone && seen.insert(host_row).second) {
           wanted.push_back(host_row);

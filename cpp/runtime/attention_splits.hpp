@@ -22,8 +22,8 @@ struct Choice {
   std::int64_t clusters;  ///< that run at once
 };
 inline constexpr Choice kChoices[] = {{1, 132}, {2, 66}, {4, 30}, {8, 15}};
-inline constexpr std::int64_t kTileCycles = 8600;     ///< of 128 selected rows
-inline constexpr std::int64_t kItemCycles = 8000;     ///< to put the parts of a query together
+inline constexpr std::int64_t kTileCycles = 8400;     ///< of 128 selected rows
+inline constexpr std::int64_t kItemCycles = 8600;     ///< to put the parts of a query together
 inline constexpr std::int64_t kAnyway = 4;            ///< parts where the choice makes little difference
 inline constexpr std::int64_t kLeastSelected = 1024;  ///< rows, for it to make one
 

@@ -45,7 +45,7 @@ struct ForwardPass::State {
   std::int32_t recalled_block = kNone;
 
   void begin();
-  /// Checks that the model went through all layers and folds the k-th scores into the thresholds.
+  /// Checks that the model went through all layers and folds the k-th scores into what is predicted.
   void finish();
 
   std::int32_t layers() const { return plan.shape.layers; }

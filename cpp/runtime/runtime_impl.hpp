@@ -82,7 +82,7 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   void roll_back(std::span<State* const> sessions, std::int64_t tokens);
 
   std::vector<KvRun> runs_of(const State& session, std::int32_t layer, std::int64_t tokens) const;
-  /// Views of the session's rows, which keep their blocks; index keys and thresholds are still to be filled.
+  /// Views of the session's rows, which keep their blocks; index keys and predictions are still to be filled.
   KvRuns views_of(const State& session, std::int64_t tokens) const;
   KvRuns start_import(const State& session, std::int64_t tokens);
   void complete_import(State& session, const KvRuns& filled);

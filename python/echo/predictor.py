@@ -33,8 +33,8 @@ def add_command(commands: Any) -> None:
         "predictor",
         help="how well the k-th score is foretold, and what that prefetches",
         description="Compares ways to foretell the k-th score of a step, and what prefetches of the rows above it "
-        "would fetch in vain and still miss: moving averages of the scores before, the last selection scored first "
-        "(rescore), and a sample of the step's own scores, which is the runtime's way.",
+        "would fetch in vain and still miss: moving averages of the scores before, which are the runtime's way, the "
+        "last selection scored first (rescore), and a sample of the step's own scores.",
     )
     parser.add_argument(
         "traces", nargs="*", metavar="TRACE", help=f"{trace_options.SOURCES}; default: {', '.join(_TRACES)})"

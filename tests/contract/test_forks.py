@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from support.rig import (
+    Pair,
+    Rig,
     assert_same_bits,
     check_cache,
     full_width_shape,
@@ -135,23 +137,28 @@ def test_shared_rows_are_fetched_once_and_have_one_slot(make_rig, device):
     check_cache(rig.runtime, [fork.session for fork in forks] + [source.session])
 
 
-def test_a_fork_begins_with_the_thresholds_of_its_parent(make_rig):
+def predictions(rig: Rig, pair: Pair) -> np.ndarray:
+    """float32 [2, layers]: moving averages of k-th scores, and of their distance from those."""
+    return np.array([rig.runtime.thresholds(pair.session), rig.runtime.export_kv(pair.session).deviations], np.float32)
+
+
+def test_a_fork_begins_with_the_predictions_of_its_parent(make_rig):
     """Moving averages are copied with every bit, and belong to each alone from then on."""
     rig = make_rig(small_shape())
     for length in (0, 10, 16, 100):
         parent = opened(rig, 128, tokens_of(length, length))
-        start = rig.runtime.thresholds(parent.session)
-        assert np.isnan(start).all() == (length < 16)
+        start = predictions(rig, parent)
+        assert np.isnan(start[0]).all() == (length < 16) and np.isnan(start[1]).all() == (length < 17)
         child = rig.fork(parent)
-        np.testing.assert_array_equal(rig.runtime.thresholds(child.session), start)
+        np.testing.assert_array_equal(predictions(rig, child), start)
         rig.prefill(parent, tokens_of(1, 20))
-        assert (rig.runtime.thresholds(parent.session) != start).all()
-        np.testing.assert_array_equal(rig.runtime.thresholds(child.session), start)
+        assert (predictions(rig, parent) != start).all()
+        np.testing.assert_array_equal(predictions(rig, child), start)
         rig.check()
         rig.close(parent)
         fresh = rig.open(64)  # takes the place of the parent
-        assert np.isnan(rig.runtime.thresholds(fresh.session)).all()
-        np.testing.assert_array_equal(rig.runtime.thresholds(child.session), start)
+        assert np.isnan(predictions(rig, fresh)).all()
+        np.testing.assert_array_equal(predictions(rig, child), start)
         rig.prefill(child, tokens_of(2, 20))
         rig.check()
         rig.close(fresh)

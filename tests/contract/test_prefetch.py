@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.rig import Pair, Rig, assert_same_bits, full_width_shape, small_shape, tokens_of
 
 SHAPES = {
@@ -54,8 +55,13 @@ def totals(rig: Rig) -> dict[str, int]:
 
 
 def sifts(rig: Rig) -> bool:
-    """Whether the backend sifts: on a GPU one kernel does, for keys of 128 dimensions."""
-    return rig.kind == "cpu" or any(totals(rig).values())
+    """Whether the backend sifts: of a GPU's kernels Hopper's does, for FP8 keys of 128 dimensions."""
+    shape = rig.runtime.shape
+    return rig.kind == "cpu" or (
+        rig.runtime.plan.config.kernels != "generic"
+        and torch.cuda.get_device_capability() == (9, 0)
+        and (shape.index_key_format, shape.index_dim) == ("fp8", 128)
+    )
 
 
 def loaded(rig: Rig, tokens: list[int], wrong: str) -> Pair:
@@ -91,6 +97,8 @@ def test_no_setting_and_no_prediction_changes_a_bit(make_rig, name, wrong):
         rng = np.random.default_rng(5)
         results = [rig.step([(pair, int(rng.integers(61))) for pair in pairs], verify=False) for _ in range(8)]
         rig.check(thresholds=name == "fp32")
+        if wrong == "right" and sifts(rig):
+            assert (totals(rig)["candidates"] > 0) == (settings != SETTINGS["off"])
         if expected is not None:
             for given, wanted in zip(results, expected, strict=True):
                 assert_same_bits(given, wanted)
@@ -132,7 +140,7 @@ def test_what_is_prefetched_and_selected_is_a_hit(make_rig):
     assert not any(totals(off).values())
     if sifts(on):
         counted = totals(on)
-        assert 2 * counted["prefetched_used"] > counted["prefetched_wasted"] > 0, "predictions were not far off"
+        assert counted["prefetched_used"] > 0.8 * counted["prefetched_wasted"] > 0, "predictions were not far off"
         assert on.stats().prefetched_bytes == counted["prefetched"] * 320
 
 

@@ -68,8 +68,9 @@ __device__ void dump_sums(const Dump& dump, std::uint32_t group, std::int32_t ti
 }
 
 template <RowFormat kFormat, Stage kStage>
-__global__ __launch_bounds__(kThreads, 1) __cluster_dims__(1, 1, 1) void run_stage(const __grid_constant__ AttendParams p, KernelErrorView errors,
-                                                         Dump dump) {
+__global__ __launch_bounds__(kThreads, 1)
+    __cluster_dims__(1, 1, 1) void run_stage(const __grid_constant__ AttendParams p, KernelErrorView errors,
+                                             Dump dump) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -8,6 +8,7 @@
 
 #include "kernels/number_formats.hpp"
 #include "reference/cache_ops.hpp"
+#include "reference/new_rows.hpp"
 #include "reference_sift.hpp"
 
 namespace echo::reference_test {
@@ -91,15 +92,19 @@ TEST_F(Prefetch, TheCapIsAShareOfAllScoredTokens) {
   EXPECT_EQ(counters().prefetched, 5) << "of both rows";
 }
 
-TEST_F(Prefetch, RowsThatThePassAppendsAreNotReadFromTheHost) {
+TEST_F(Prefetch, RowsThatThePassAppendsHaveSlotsAndAreNotReadFromTheHost) {
   make(64, /*query_rows=*/2);
+  const LayerView layer = world().layer();
+  ThreadPool pool(1);
+  claim_new_rows(pool, {.step = world().step(), .host_blocks = 64, .layers = {&layer, 1}});
   for (std::size_t i = 0; i < 2; ++i) {
     sifted->row(i).back() = 30.0F;
     sifted->row(i)[2998] = 31.0F;  // that of the first row, which the second sees, too
   }
   sifted->sift(kAll);
-  EXPECT_EQ(sifted->slot(2998), kNone);
-  EXPECT_EQ(sifted->slot(2999), kNone);
+  for (const std::int32_t position : {2998, 2999}) {
+    EXPECT_EQ(world().stamp[static_cast<std::size_t>(sifted->slot(position))], world().tick);
+  }
   EXPECT_GT(counters().prefetched, 0);
   EXPECT_EQ(counters().prefetched, std::ssize(prefetched_positions())) << "both rows want them, once each";
 }

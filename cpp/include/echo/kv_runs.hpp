@@ -17,8 +17,8 @@ struct KvRun {
   std::int64_t stride = 0;    ///< bytes
 };
 
-/// The KV of one session: its rows on the host as views (no copy), its index keys as a copy (they live on the
-/// GPU), and what is predicted of its k-th scores. Keeps the host pool's memory alive. What a transfer engine reads from or
+/// The KV of one session: its rows on the host as views (no copy), its index keys as a copy (they live on the GPU), and
+/// what is predicted of its k-th scores. Keeps the host pool's memory alive. What a transfer engine reads from or
 /// writes to.
 struct ECHO_API KvRuns {
   std::int64_t length = 0;  ///< tokens

@@ -69,8 +69,7 @@ def print_forecasts(
 ) -> None:
     """What it did with forecasts of up to `cap` rows, by pool."""
     heads = ("forecast", "of them used", "in vain", "still missed", "without")
-    rows = "as many rows as they look at" if cap == -1 else f"up to {cap} rows"
-    print(f"\nthe runtime with forecasts of {rows} per step, mean over layers, % of top-k")
+    print(f"\nthe runtime with forecasts of up to {cap} rows per step, mean over layers, % of top-k")
     print(f"{'pool / top-k':<13}" + "".join(f"{head:>13}" for head in heads))
     names = ("forecast", "forecast_used", "forecast_wasted", "misses")
     for pool, layers, without in zip(pools, nexts, results, strict=True):

@@ -1,11 +1,11 @@
 """The product's rule of replacement once more, in numpy: cpp/cache_manager/replacement.hpp says what it does and why.
 
-The same bits: distances and coldness are float32, ages int64, a slot for the new token is taken as the step begins, by
-a hint of the step before or by age, and one caller takes all others, as the CPU backend does. The product knows the score of every row, a trace those of its
-ranks. A row beyond them is taken for colder than any other, and of such rows the oldest goes first: all are below the
-last rank, so age is the best guess there. The rule is the product's, then, where ranks reach down to the rows that are
-evicted (four times the pool will do), and between it and LRU else. Where a step has no scores, rows go by age, in the
-product too.
+The same bits: distances and coldness are float32, ages int64, a slot for the new token is taken as the step begins,
+by a hint of the step before or by age, and one caller takes all others, as the CPU backend does. The product knows
+the score of every row, a trace those of its ranks. A row beyond them is taken for colder than any other, and of such
+rows the oldest goes first: all are below the last rank, so age is the best guess there. The rule is the product's,
+then, where ranks reach down to the rows that are evicted (four times the pool will do), and between it and LRU else.
+Where a step has no scores, rows go by age, in the product too.
 """
 
 from __future__ import annotations
