@@ -24,7 +24,7 @@ __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_
   if (lane_index() < span.count) {
     const std::int32_t block = run.first + done + lane_index();
     span.token = block * kTokensPerBlock;
-    span.is_new = run.is_new(block);
+    span.is_new = run.is_new(block, p.step.query_rows);
     span.host_block = p.step.block_table[static_cast<std::int64_t>(run.rows.entry) * p.step.table_stride + block];
   }
   return span;

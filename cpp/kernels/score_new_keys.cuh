@@ -1,10 +1,12 @@
 #pragma once
 // The keys of the pass's new tokens, written by a loading warp of score before their blocks are fetched.
 //
-// Whoever scores a key block writes the new keys in it: blocks of other thread blocks are theirs to fill. A lane takes
-// a row and finds out whether that is so; then the warp encodes such rows, four at once, a lane four of each one's 128
-// dimensions. Meanwhile the first key blocks are on their way: the fetching warp waits only before a session's newest
-// blocks. Cost: nothing that is waited for, but where a thread block begins with such a block: some 2 us.
+// Whoever scores a key block writes the new keys in it: blocks of other thread blocks are theirs to fill. Where a
+// session's rows are several groups, that includes keys of the groups before, which thread blocks then write more than
+// once, the same bytes. A lane takes a row and finds out whether its key is in the run; then the warp encodes such
+// rows, four at once, a lane four of each one's 128 dimensions. Meanwhile the first key blocks are on their way: the
+// fetching warp waits only before a session's newest blocks. Cost: nothing that is waited for, but where a thread block
+// begins with such a block: some 2 us.
 
 #include "kernels/elements.cuh"
 #include "kernels/score_runs.cuh"
@@ -89,7 +91,7 @@ __device__ inline void append_new_keys(const ScoreParams& p, RunMaker maker, con
   for (bool more = true; more; more = maker.next()) {
     const GroupRows group = maker.run().rows;
 #pragma unroll 1
-    for (std::int32_t next = group.first; next < group.last; ++next) {
+    for (std::int32_t next = max(group.entry * p.step.query_rows, p.block.first); next < group.last; ++next) {
       if (lane_index() == rows) {
         row = next;
         run = maker.run();

@@ -15,8 +15,11 @@ struct Run {
 
   /// Whether a block of the group is one of the run.
   __device__ bool has(std::int32_t block) const { return block >= first && block < first + count; }
-  /// Whether a block may hold tokens that the pass appends: one of each of the rows, the last ones of the session.
-  __device__ bool is_new(std::int32_t block) const { return block >= blocks - (rows.last - rows.first > 1 ? 2 : 1); }
+  /// Whether a block may hold tokens that the pass appends, of this group's rows or those before them: one of each of
+  /// the session's `query_rows` rows (at most 64), the last ones of the session.
+  __device__ bool is_new(std::int32_t block, std::int32_t query_rows) const {
+    return block >= blocks - (query_rows > 1 ? 2 : 1);
+  }
 };
 
 /// Makes the runs of a thread block.

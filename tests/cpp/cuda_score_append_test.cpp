@@ -69,6 +69,22 @@ TEST_F(CudaScoreAppend, TheIndexCacheAndTheScoresAreTheCpus) {
   }
 }
 
+/// With 64 heads a group has up to 8 rows: those of a later one see the keys of the ones before.
+TEST_F(CudaScoreAppend, RowsOfASessionInSeveralGroups) {
+  for (const std::int32_t query_rows : {9, 20, 64}) {
+    Pair pair(shape_128(64), {.batch = 3, .query_rows = query_rows, .table_stride = 40}, own_kernels());
+    for (unsigned round = 0; round < 10; ++round) {
+      std::vector<std::int32_t> positions;
+      for (const std::int32_t first : {0, 100 + static_cast<std::int32_t>(round), 2560 - query_rows}) {
+        for (std::int32_t row = 0; row < query_rows; ++row) {
+          positions.push_back(first + row);
+        }
+      }
+      expect_same(pair, positions, 80 + round, DType::f32);
+    }
+  }
+}
+
 TEST_F(CudaScoreAppend, RowsThatManyThreadBlocksShare) {
   Pair128 pair(64, {.batch = 2, .table_stride = 700});
   for (unsigned round = 0; round < 20; ++round) {
