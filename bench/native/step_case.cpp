@@ -201,11 +201,11 @@ EchoStepResult StepCase::counted(const EchoStepReplay& what, const std::vector<L
     };
     const std::int64_t misses = found(&LayerCounters::misses);
     const std::int64_t used = found(&LayerCounters::prefetched_used);
-    // Each row that is prefetched in vain may take the slot of one that turns out to be selected.
-    const std::int64_t in_vain = found(&LayerCounters::prefetched) - used;
+    // Each row that is prefetched may take the slot of one that turns out to be selected.
+    const std::int64_t taken = found(&LayerCounters::prefetched);
     const std::int64_t appended = sizes_.new_rows != 0 ? sizes_.batch : 0;
     if (what.misses >= 0) {
-      require_count("misses and used prefetches", misses + used, what.misses, what.misses + in_vain);
+      require_count("misses and used prefetches", misses + used, what.misses, what.misses + taken);
     }
     require_count("hits", found(&LayerCounters::hits), entries() - misses, entries() - misses);
     require_count("appended", found(&LayerCounters::appended), appended, appended);

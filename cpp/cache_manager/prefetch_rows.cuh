@@ -15,8 +15,7 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kPrefetchPieces = 12;  ///< 16-byte pieces that a lane has under way
-inline constexpr std::int32_t kPrefetchAtOnce = 16;  ///< rows that go together, at most
+inline constexpr std::int32_t kPrefetchAtOnce = 8;   ///< rows that go together, at most
 inline constexpr std::uint32_t kPrefetchSpread = 3;  ///< slots of a window for each lane
 inline constexpr std::int32_t kPrefetchWindows = 3;  ///< looked at for them, at most
 
@@ -45,8 +44,8 @@ class RowPrefetcher {
     const auto slots = static_cast<std::uint32_t>(layer.slots);
     const std::uint32_t share = max(slots / warps, std::uint32_t{kWarp});
     place_ = (static_cast<std::uint32_t>(now) * kScatter + index * share + slots / 2U) % slots;
-    const std::int32_t pieces = max(layer.row_bytes / Group::kPieceBytes, 1);
-    at_once_ = min(max(Group::kRound / pieces, 1), kPrefetchAtOnce);
+    const std::int32_t pieces = max(layer.row_bytes / RowGroup::kPieceBytes, 1);
+    at_once_ = min(max(RowGroup::kRound / pieces, 1), kPrefetchAtOnce);
   }
 
   /// Rows that go together.
@@ -65,8 +64,6 @@ class RowPrefetcher {
   }
 
  private:
-  using Group = RowGroupOf<kPrefetchPieces>;
-
   __device__ void refund(std::int32_t rows) const {
     if (rows != 0) {
       atomicSub(budget_.used, rows);
@@ -109,7 +106,7 @@ __device__ inline void RowPrefetcher::fetch(std::int32_t listed, std::int32_t wa
   }
   __syncwarp();
   const RowList list{shared_.rows, shared_.slots, rows};
-  Group group(layer_, list, 0, rows);
+  RowGroup group(layer_, list, 0, rows);
   group.load(0);
   const std::int32_t given = rows == 0 ? 0 : take_slots(rows);
   const bool mine = lane_index() < rows;
@@ -121,7 +118,7 @@ __device__ inline void RowPrefetcher::fetch(std::int32_t listed, std::int32_t wa
     give_up_row(layer_, row);
   }
   group.store(0);
-  group.copy(Group::kRound);
+  group.copy(RowGroup::kRound);
   __syncwarp();  // all lanes' bytes, then the maps
   if (slot != kNone) {
     publish(layer_, slot, row, prefetched_at(now_));

@@ -7,7 +7,10 @@
 // So reads of the host hold up nobody's keys, and with as many warps as a multiprocessor has they fill the link; score
 // is bound by the memory's speed and misses a few multiprocessors little. A thread block lists nothing any more when
 // what is left of its share takes no longer than a fetch, and when all have come so far no other fetch begins. So the
-// launch does not end much later than without prefetch.
+// launch does not end much later than without prefetch. Those that prefetch wait for those that score, which come
+// before them in the grid and so have been started before.
+// Cost on an H200 for 13 x 100K tokens: score takes 48.6 us where nothing is missing, 46.2 if it only lists; 51 while
+// 1,035 rows of 656 bytes come. With 4 thread blocks 612 rows come, with 12 some 1,205, but score takes 54 us.
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/prefetch_queue.hpp"
@@ -16,7 +19,7 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kFetchBlocks = 28;  ///< key blocks that are scored while a fetch goes on
+inline constexpr std::int32_t kFetchBlocks = 44;  ///< key blocks that are scored while a fetch goes on
 inline constexpr std::int32_t kFetchWarps = kScoreThreads / kWarp - 1;  ///< of a thread block that prefetches
 
 /// Shared memory of a thread block that prefetches, where others have keys.
