@@ -7,7 +7,7 @@
 // clusters there are.
 // Cost, FP8 rows on an H200: a tile takes 8,400 cycles, the gathering warpgroups and the chain of logits, softmax and
 // outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes 8,600 more to
-// stage, tell and combine. 31 TFLOP/s at B = 1, 250 to 381 at B = 64 with 8 to 1 splits; docs/design.md has the parts.
+// stage, tell and combine. 30 TFLOP/s at B = 1, 250 to 374 at B = 64 with 8 to 1 splits; docs/design.md has the parts.
 // 192 registers for a consumer, 64 for a gatherer, 219 KB of shared memory: one block per multiprocessor.
 #include "kernels/attend_cluster.hpp"
 

@@ -58,7 +58,7 @@ std::string product(std::int64_t a, const char* what_a, std::int64_t b, const st
 }
 
 /// Rows for each session and layer. On a CPU there is no link that would be idle; generic kernels have no forecasts.
-std::int64_t forecasts_that_pay(const ModelShape& shape, const RuntimeConfig& config) {
+std::int64_t usual_forecasts(const ModelShape& shape, const RuntimeConfig& config) {
   const bool own_kernels = config.device.starts_with("cuda") && wants_own_kernels(config);
   return own_kernels ? std::max<std::int64_t>(1, shape.top_k / 10) : 0;
 }
@@ -104,7 +104,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   plan.limits = limits;
   plan.host_blocks = blocks_of(config.host_tokens);
   plan.config.forecast_cap =
-      std::min<std::int64_t>(config.forecast_cap == -1 ? forecasts_that_pay(shape, config) : config.forecast_cap,
+      std::min<std::int64_t>(config.forecast_cap == -1 ? usual_forecasts(shape, config) : config.forecast_cap,
                              forecast_reach(static_cast<std::int32_t>(shape.top_k)));
   plan.config.host_tokens = plan.host_blocks * kBlockTokens;
   // Whole blocks: kernels read a row's scores 16 bytes at a time.

@@ -60,7 +60,7 @@ constexpr std::array kFields{
         "forecast_cap", "rows per session",
         "most rows that a layer of a step fetches for the next one, for each session, 0 to 65536; those that "
         "just missed the selection come first. A forecast looks at half of top_k, on a GPU at 1,024 rows at most. 0 "
-        "means none, -1 what pays: a tenth of top_k with a GPU's own kernels, else none",
+        "means none, -1 a tenth of top_k with a GPU's own kernels, else none",
         &C::forecast_cap},
     ConfigField{"threads", "threads", "threads of the CPU backend; 0 means one per core", &C::threads},
 };

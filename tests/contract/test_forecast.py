@@ -94,10 +94,16 @@ def test_forecasts_are_hits_later(make_rig):
     assert with_.stats().forecast_bytes == totals(with_) * with_.runtime.shape.row_bytes
 
 
-def test_by_default_a_tenth_of_top_k_on_a_gpu(make_rig, monkeypatch):
+def test_none_by_default(make_rig, monkeypatch):
     monkeypatch.delenv("ECHO_FORECAST_CAP", raising=False)
     rig = make_rig(small_shape(top_k=32), max_batch=3, gpu_slots=400)
     decode(rig, 2)
-    pays = rig.kind == "cuda" and forecasts(rig)
-    assert rig.runtime.plan.config.forecast_cap == (3 if pays else 0)
-    assert (totals(rig) > 0) == pays
+    assert rig.runtime.plan.config.forecast_cap == totals(rig) == 0
+
+
+def test_minus_one_is_a_tenth_of_top_k_on_a_gpu(make_rig):
+    rig = make_rig(small_shape(top_k=32), max_batch=3, gpu_slots=400, forecast_cap=-1)
+    decode(rig, 2)
+    can = rig.kind == "cuda" and forecasts(rig)
+    assert rig.runtime.plan.config.forecast_cap == (3 if can else 0)
+    assert (totals(rig) > 0) == can

@@ -107,8 +107,10 @@ TEST(Plan, ListsWhatSiftingTakes) {
   }
 }
 
-TEST(Plan, ForecastsAreThereByDefaultWhereTheyPay) {
+TEST(Plan, ForecastsAreATenthOfTopKWhereTheyCanBe) {
   RuntimeConfig config;
+  EXPECT_EQ(config.forecast_cap, 0);
+  config.forecast_cap = -1;
   ModelShape shape = ModelShape::tiny();
   shape.top_k = 2048;
   const auto planned = [&] { return make_plan(shape, config, {}).config.forecast_cap; };

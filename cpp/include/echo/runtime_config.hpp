@@ -28,7 +28,7 @@ struct ECHO_API RuntimeConfig {
   double threshold_alpha = 0.5;
   std::string prefetch = "on";
   double prefetch_cap = -1.0;
-  std::int64_t forecast_cap = -1;
+  std::int64_t forecast_cap = 0;
   std::int64_t threads = 0;
 
   /// Fields from ECHO_* variables where set, defaults elsewhere. Throws InvalidArgument naming the variable.

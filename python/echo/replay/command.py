@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     driven = [drive(trace, size, compared.layers, device=device, alpha=alpha) for size in slots]
     results = [layer_counts(trace, compared, i, driven[i], alphas) for i in range(len(pools))]
     ahead = _prefetches(trace, slots, compared.layers, alpha, device, cap)
-    if forecast_cap == -1:  # on the CPU, too
+    if forecast_cap == -1 or (options.forecast_cap is None and forecast_cap == 0):  # on the CPU, too
         forecast_cap = max(1, trace.top_k // 10)
     nexts = _with_forecasts(trace, slots, compared.layers, alpha, device, forecast_cap)
     first = driven[0]
