@@ -132,11 +132,7 @@ __device__ inline void RowPrefetcher::fetch(std::int32_t listed, std::int32_t wa
 __device__ inline std::int32_t RowPrefetcher::take_slots(std::int32_t needed) {
   std::int32_t top = 0;
   if (lane_index() == 0 && AtomicWord(layer_.replacement->free).load(cuda::memory_order_relaxed) > 0) {
-    // Others may have emptied the stack since; nobody pushes in this launch, so what is below zero is nothing.
-    top = atomicSub(&layer_.replacement->free, needed);
-    if (top < needed) {
-      atomicMax(&layer_.replacement->free, 0);
-    }
+    top = pop_free(layer_, needed);
   }
   top = __shfl_sync(kAllLanes, top, 0);
   std::int32_t given = min(max(top, 0), needed);

@@ -5,6 +5,8 @@
 namespace echo {
 
 inline constexpr std::int32_t kQueuePlaces = 8192;
+/// Where calls are counted from 0 again, with an empty queue: no call has the tag 0, which unused places have.
+inline constexpr std::uint32_t kLastCall = 0xFFFFFFFFU;
 
 /// A row that is missing, in the call whose tag it has: whatever else lies in a place is older.
 struct alignas(8) QueuedRow {

@@ -200,7 +200,12 @@ __device__ inline void deal_rows(PrefetchQueue& queue, const ScoreParams& p, std
     queue.listed = 0;
     queue.finished = 0;
     queue.dismissed = 0;
-    queue.call = call + 1U;
+    const bool again = call + 1U == kLastCall;
+    queue.call = again ? 0U : call + 1U;
+#pragma unroll 1
+    for (std::int32_t place = 0; again && place < kQueuePlaces; ++place) {
+      queue.rows[place] = {};  // else what is old would come to have the tags of new calls
+    }
   }
 }
 

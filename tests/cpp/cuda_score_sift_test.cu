@@ -247,6 +247,7 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
     }
     EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
     expect_right_sifts(world);
+    world.expect_idle_queue();
     world.check(/*begun=*/true);
     const LayerCounters after = world.counted();
     EXPECT_LE(after.prefetched - before.prefetched, static_cast<std::int64_t>(cap * static_cast<float>(tokens) + 0.5F));

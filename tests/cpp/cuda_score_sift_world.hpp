@@ -27,6 +27,9 @@ struct SiftWorld : World {
       const std::uint64_t word = (i + 1) * 0x9E3779B97F4A7C15ULL;
       std::memcpy(slab.data() + i, &word, sizeof word);
     }
+    auto queues = queue.read();
+    queues[0].call = kLastCall - 5;  // so that it soon counts from 0 again
+    queue.write(queues);
   }
 
   std::int32_t capacity() const { return kCapacityOfK * shape.top_k; }
@@ -83,6 +86,17 @@ struct SiftWorld : World {
       ECHO_CUDA_CHECK(cudaStreamSynchronize(nullptr));
     } else {
       backend.score(params);
+    }
+  }
+  /// Between calls.
+  void expect_idle_queue() const {
+    const PrefetchQueue idle = queue.read()[0];
+    EXPECT_EQ(idle.listed, 0);
+    EXPECT_EQ(idle.finished, 0);
+    EXPECT_EQ(idle.dismissed, 0);
+    EXPECT_LT(idle.call, kLastCall);
+    if (idle.call == 0) {
+      EXPECT_TRUE(std::ranges::all_of(idle.rows, [](const QueuedRow& entry) { return entry.tag == 0; }));
     }
   }
   /// Selects from what the last call listed.
