@@ -19,7 +19,7 @@ struct LayerCounters {
   std::int64_t full_selects;       ///< rows whose candidates did not do: all scores were searched
   std::int64_t prefetched;         ///< rows fetched by score
   std::int64_t prefetched_used;    ///< and selected in the same call: hits
-  std::int64_t prefetches_capped;  ///< rows that score would have fetched but for the cap
+  std::int64_t prefetches_capped;  ///< rows that score would have fetched but for the cap or a full queue
   std::int64_t forecast;           ///< rows fetched for the next step
   std::int64_t forecast_used;      ///< of them: selected before they were evicted, in whatever step
 };
