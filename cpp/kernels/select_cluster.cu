@@ -100,7 +100,9 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     }
     list = held_list(memory);
   }
-  let_next_kernel_begin();  // it finds room where the other blocks were
+  // Recall, which begins now, finds room where the other blocks were. It looks at slots at once: here, behind our own
+  // wait, no score that prefetches is still changing them.
+  let_next_kernel_begin();
   leave_near(list, near, index);
   __syncthreads();
   select_listed(row, list, bound, memory);
