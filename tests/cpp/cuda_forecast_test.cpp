@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "cuda_traffic.hpp"
 #include "cuda_world.hpp"
 
 namespace echo::cuda_test {
@@ -151,15 +152,7 @@ TEST_F(CudaForecast, RandomStepsRecallWhatTheCpuRecalls) {
     std::vector<float> worth = normal_floats(static_cast<std::size_t>(sizes.rows() * sizes.score_stride()), 4);
     std::vector<std::int32_t> lengths(static_cast<std::size_t>(sizes.batch), 40);
     for (std::int32_t step_number = 0; step_number < run.steps; ++step_number) {
-      std::vector<std::int32_t> positions;
-      for (std::int32_t& length : lengths) {
-        length = length + sizes.query_rows > sizes.score_stride() ? 1 : length;
-        const bool padding = engine() % 8 == 0;
-        for (std::int32_t i = 0; i < sizes.query_rows; ++i) {
-          positions.push_back(padding ? kNone : length + i);
-        }
-        length += padding ? 0 : sizes.query_rows + static_cast<std::int32_t>(engine() % 3);
-      }
+      const std::vector<std::int32_t> positions = next_positions(sizes, lengths, engine, /*most_more=*/2);
       std::vector<float> scores = normal_floats(worth.size(), engine(), 0.4F);
       for (std::size_t i = 0; i < scores.size(); ++i) {
         scores[i] += worth[i];

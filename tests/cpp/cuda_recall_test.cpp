@@ -4,6 +4,7 @@
 #include <numeric>
 #include <set>
 
+#include "cuda_traffic.hpp"
 #include "cuda_world.hpp"
 
 namespace echo::cuda_test {
@@ -45,15 +46,7 @@ void run_random_passes(const Sizes& sizes, int passes, unsigned seed) {
   std::int32_t tick = 0;
   for (int pass = 0; pass < passes; ++pass) {
     tick += 1 + static_cast<std::int32_t>(engine() % 32 == 0 ? engine() % 600 : engine() % 3);
-    std::vector<std::int32_t> positions;
-    for (std::int32_t& length : lengths) {
-      length = length + sizes.query_rows > sizes.score_stride() ? 1 : length;
-      const bool padding = engine() % 8 == 0;
-      for (std::int32_t i = 0; i < sizes.query_rows; ++i) {
-        positions.push_back(padding ? kNone : length + i);
-      }
-      length += padding ? 0 : sizes.query_rows;
-    }
+    const std::vector<std::int32_t> positions = next_positions(sizes, lengths, engine);
     std::ranges::generate(kv, [&] { return static_cast<std::byte>(engine()); });
     const auto selection = random_selection(pair.cpu, positions, engine);
     const auto scores = normal_floats(static_cast<std::size_t>(sizes.rows() * sizes.score_stride()), engine());

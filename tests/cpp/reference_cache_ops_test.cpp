@@ -88,6 +88,15 @@ struct ScoredPool {
   std::vector<std::int32_t> rows;  ///< by position
 };
 
+/// Distances of 64 rows, of which 10, 50 and 3 are the farthest, in this order.
+std::vector<float> three_far_rows() {
+  std::vector<float> distances(64, 0.25F);
+  distances[10] = 8.0F;
+  distances[50] = 7.5F;
+  distances[3] = 7.0F;
+  return distances;
+}
+
 TEST(CacheOps, FreeSlotsGoFirstTheLastFreedOnTop) {
   Cache cache({.slots = 100, .host_blocks = 4});
   for (std::int32_t row = 0; row < 100; ++row) {
@@ -118,11 +127,7 @@ TEST(CacheOps, WithoutScoresTheOldestOfAWindowGo) {
 }
 
 TEST(CacheOps, WithScoresTheFarthestFromBeingSelectedGo) {
-  std::vector<float> distances(64, 0.25F);
-  distances[10] = 8.0F;
-  distances[50] = 7.5F;
-  distances[3] = 7.0F;
-  ScoredPool pool(64, distances);
+  ScoredPool pool(64, three_far_rows());
   use(pool.cache, pool.rows);  // the last used is the farthest
   use(pool.cache, {pool.rows[10]});
   EXPECT_EQ(evicted_by(pool.cache, {500}, pool.scores()), std::set<std::int32_t>{pool.rows[10]});
@@ -198,11 +203,7 @@ TEST(CacheOps, NewRowsTakeTheSlotsThatWouldHaveGoneNext) {
 }
 
 TEST(CacheOps, AHintHoldsUntilItsSlotIsUsedAndASlotIsFree) {
-  std::vector<float> distances(64, 0.25F);
-  distances[10] = 8.0F;
-  distances[50] = 7.5F;
-  distances[3] = 7.0F;
-  ScoredPool pool(64, distances);
+  ScoredPool pool(64, three_far_rows());
   use(pool.cache, pool.rows);
   evicted_by(pool.cache, {500}, pool.scores());
   use(pool.cache, {pool.rows[50]});
