@@ -51,12 +51,12 @@ cpp_tests() {
   ECHO_OPERATIONS="${ECHO_OPERATIONS:-1000000}" "$CPP_TESTS" --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}"
 }
 
-# py_tests MARK ARGUMENTS...
+# py_tests MARK ARGUMENTS... Names every test as it ends: those that failed are known even if the time runs out.
 py_tests() {
   build
   local mark="$1"
   shift
-  "$PYTHON" -m pytest -q -p no:cacheprovider -m "$mark" "$@"
+  "$PYTHON" -m pytest -v --tb=short -p no:cacheprovider -m "$mark" "$@"
 }
 
 # Several processes where pytest can do that.
