@@ -24,7 +24,7 @@ cd "$(dirname "$0")/.."
 SITE="${ECHO_SITE:-$PWD/build/gpu-site}"
 export PYTHONPATH="$SITE${PYTHONPATH:+:$PYTHONPATH}"
 export PATH="$SITE/bin:$PATH"
-export ECHO_COMMAND="tools/gpu_check.sh $*"
+export ECHO_COMMAND="${FILTER:+FILTER='$FILTER' }tools/gpu_check.sh $*"
 export ECHO_CUDA=ON ECHO_RESULTS="${ECHO_RESULTS:-$PWD/bench/results}" PYTHONUNBUFFERED=1
 export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 PYTHON="${PYTHON:-python3}"
