@@ -27,25 +27,26 @@ using namespace mla;
 template <RowFormat kFormat>
 __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_constant__ AttendParams p,
                                                               const __grid_constant__ Work work,
+                                                              const __grid_constant__ AttendExchange exchange,
                                                               const __grid_constant__ KernelErrorView errors) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Split split(p, static_cast<std::int32_t>(ptx::cluster_rank()));
-  const auto first = static_cast<std::int32_t>(ptx::cluster_index());
+  wait_for_kernel_before();
   if (threadIdx.x == 0) {
+    shared.ticket = p.splits > 1 ? atomicInc(exchange.ticket, gridDim.x - 1) : blockIdx.x;
     const auto consumer_warps = static_cast<std::uint32_t>(kConsumers / kWarp);
     for (int half = 0; half < kHalves; ++half) {
       shared.full[half].init(kGatherWarps);
       shared.empty[half].init(consumer_warps);
     }
-    shared.staged.init(consumer_warps * static_cast<std::uint32_t>(p.splits));
-    shared.drained.init(consumer_warps * static_cast<std::uint32_t>(p.splits));
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  ptx::cluster_arrive();
-  wait_for_kernel_before();
+  const auto splits = static_cast<std::uint32_t>(p.splits);
+  const std::uint32_t rank = shared.ticket % splits;
+  const auto first = static_cast<std::int32_t>(shared.ticket / splits);
+  const Split split(p, static_cast<std::int32_t>(rank));
   // Of 128 registers a thread, which is what all get when the block starts.
   if (threadIdx.x >= kConsumers) {
     ptx::give_registers<kGatherRegisters>();
@@ -53,16 +54,12 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
   } else {
     ptx::take_registers<kConsumerRegisters>();
     load_query(p, query_row(p, work, first), work.first_head(first), shared);
-    ptx::cluster_wait();  // all blocks have their barriers
-    consume(p, work, split, first, shared);
+    consume(p, work, exchange, split, first, shared);
   }
-  // No block may leave while others read its sums.
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
 #endif
 }
 
-using Kernel = void (*)(AttendParams, Work, KernelErrorView);
+using Kernel = void (*)(AttendParams, Work, AttendExchange, KernelErrorView);
 
 /// nullptr where the kernel is not for rows of this shape.
 Kernel kernel_for(const ShapeView& shape) {
@@ -92,16 +89,14 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
   int major = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   const Kernel kernel = kernel_for(shape);
-  const bool divides = splits == 1 || splits == 2 || splits == 4 || splits == kMaxSplits;
-  if (major != 9 || kernel == nullptr || !divides) {
+  if (major != 9 || kernel == nullptr || splits < 1 || splits > kMaxSplits) {
     return {};
   }
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  const ClusterLaunch launch({}, splits, 1, kThreads, sizeof(Shared));
-  int clusters = 0;
-  ECHO_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config));
-  return {.splits = splits, .clusters = clusters};
+  int multiprocessors = 0;
+  ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return {.splits = splits, .clusters = std::min(multiprocessors, kAttendBlocks) / splits};
 #else
   static_cast<void>(shape);
   static_cast<void>(splits);
@@ -110,19 +105,17 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
 #endif
 }
 
-int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const LaunchContext& context) {
+int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const AttendExchange& exchange,
+                          const LaunchContext& context) {
   require_aligned("q", params.q);
   require_aligned("slots", params.slots);
   require_aligned("out", params.out);
-  const std::int32_t groups = (params.shape.query_heads + kHeads - 1) / kHeads;
-  const std::int32_t items = params.block.count * groups;
-  const Work work{.groups = groups, .items = items, .clusters = std::min(plan.clusters, items)};
-  if (work.clusters == 0) {
-    return 0;
-  }
-  const ClusterLaunch launch(context, plan.splits, work.clusters, kThreads, sizeof(Shared));
-  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, kernel_for(params.shape), params, work, context.errors));
-  return work.clusters * plan.splits;
+  const std::int32_t items = attend_items(params.shape, params.block.count);
+  const Work work{.groups = attend_items(params.shape, 1), .items = items, .clusters = std::min(plan.clusters, items)};
+  const std::int32_t blocks = work.clusters * plan.splits;
+  launch_early(context, kernel_for(params.shape), blocks_for(blocks, 1), kThreads, sizeof(Shared), params, work,
+               exchange, context.errors);
+  return blocks;
 }
 
 }  // namespace echo

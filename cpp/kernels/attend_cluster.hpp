@@ -7,18 +7,36 @@
 
 namespace echo {
 
+inline constexpr std::int32_t kMaxSplits = 16;      ///< blocks of a team
+inline constexpr std::int32_t kAttendBlocks = 144;  ///< at once, at most: the multiprocessors of the largest Hopper GPU
+inline constexpr std::int32_t kAttendPartBytes = 66 * 1024;
+inline constexpr std::int32_t kAttendTold = 8 * kMaxSplits;  ///< words of a team
+
+/// What a team does at a time: a query row and 64 heads.
+inline std::int32_t attend_items(const ShapeView& shape, std::int32_t rows) {
+  return rows * ((shape.query_heads + 63) / 64);
+}
+
+/// Device memory in which the blocks of a team meet, zero before the first launch.
+struct AttendExchange {
+  void* parts;            ///< [2, blocks] of kAttendPartBytes
+  std::uint32_t* told;    ///< [teams, kAttendTold]
+  std::uint32_t* ticket;  ///< [1] the next block's
+};
+
 /// How attend_cluster runs on a device for one shape; decided once.
 struct AttendClusterPlan {
-  std::int32_t splits = 0;    ///< blocks of a cluster
-  std::int32_t clusters = 0;  ///< most that run at once; 0: the kernel cannot be used, attend_splits has to do
+  std::int32_t splits = 0;    ///< blocks of a team
+  std::int32_t clusters = 0;  ///< teams that run at once; 0: the kernel cannot be used, attend_splits has to do
 };
 
 /// The kernel needs a Hopper GPU (and a build for sm_90a), rows of 512 latents and 64 rope elements in FP8 or BF16,
-/// top_k a multiple of 64 and 1, 2, 4 or 8 splits.
+/// top_k a multiple of 64 and 1 to 16 splits.
 AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t splits, int device);
 
 /// One launch for the whole block, of as many thread blocks as are returned, each with a multiprocessor of its own.
 /// Throws InvalidArgument naming `q`, `slots` or `out` where they are not aligned to 16 bytes.
-int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const LaunchContext& context);
+int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const AttendExchange& exchange,
+                          const LaunchContext& context);
 
 }  // namespace echo

@@ -255,7 +255,7 @@ void CudaBackend::attend(const AttendParams& params) {
   if (attend_cluster_.clusters > 0 && params.splits == attend_cluster_.splits) {
     LaunchContext launch = context();
     launch.begun = forecasts_.attention_begun(params.layer.pool);
-    const int blocks = launch_attend_cluster(params, attend_cluster_, launch);
+    const int blocks = launch_attend_cluster(params, attend_cluster_, memory.attend_exchange(), launch);
     return forecasts_.attended(params.layer.pool, multiprocessors_ - blocks, pass());
   }
   for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {

@@ -35,25 +35,6 @@ inline cudaLaunchAttribute early_launch() {
   return early;
 }
 
-/// Likewise, for a kernel that may begin while the one before it on the stream ends, where the context says so: all its
-/// threads have to wait_for_kernel_before.
-template <typename... Parameters, typename... Arguments>
-void launch_early(const LaunchContext& context, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                  std::size_t shared_bytes, Arguments&&... arguments) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
-    return;
-  }
-  cudaLaunchAttribute early = early_launch();
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = context.stream;
-  config.attrs = &early;
-  config.numAttrs = context.early ? 1 : 0;
-  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
-}
-
 /// The attribute of a launch that records an event when all its blocks have begun.
 inline cudaLaunchAttribute begun_event(cudaEvent_t event) {
   cudaLaunchAttribute begun{};
@@ -62,10 +43,34 @@ inline cudaLaunchAttribute begun_event(cudaEvent_t event) {
   return begun;
 }
 
+/// Likewise, for a kernel that may begin while the one before it on the stream ends, where the context says so: all its
+/// threads have to wait_for_kernel_before. Records the context's event.
+template <typename... Parameters, typename... Arguments>
+void launch_early(const LaunchContext& context, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                  std::size_t shared_bytes, Arguments&&... arguments) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
+    return;
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = context.stream;
+  config.attrs = attributes;
+  if (context.early) {
+    attributes[config.numAttrs++] = early_launch();
+  }
+  if (context.begun != nullptr) {
+    attributes[config.numAttrs++] = begun_event(context.begun);
+  }
+  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
 /// A launch of clusters of `blocks` thread blocks each, likewise early.
 struct ClusterLaunch {
   cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[3] = {};
+  cudaLaunchAttribute attributes[2] = {};
 
   ClusterLaunch(const LaunchContext& context, std::int32_t blocks, std::int64_t clusters, std::int32_t threads,
                 std::size_t shared_bytes) {
@@ -79,9 +84,6 @@ struct ClusterLaunch {
     config.numAttrs = 1;
     if (context.early) {
       attributes[config.numAttrs++] = early_launch();
-    }
-    if (context.begun != nullptr) {
-      attributes[config.numAttrs++] = begun_event(context.begun);
     }
   }
   ClusterLaunch(const ClusterLaunch&) = delete;

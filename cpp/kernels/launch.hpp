@@ -12,7 +12,7 @@ struct LaunchContext {
   int multiprocessors;  ///< of the device: grids that loop over their work are sized by it
   KernelErrorView errors;
   bool early = false;  ///< the launch before is one of this backend, and a kernel may begin before it has ended
-  cudaEvent_t begun = nullptr;  ///< for a launch of clusters: recorded when all its blocks have begun
+  cudaEvent_t begun = nullptr;  ///< for launch_early: recorded when all its blocks have begun
 };
 
 }  // namespace echo

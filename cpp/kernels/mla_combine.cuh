@@ -1,20 +1,48 @@
 #pragma once
-// The splits of a query put together on chip: each block of the cluster stages its sums [64 heads, 512] in its own
-// shared memory and writes the output of its part of the heads, reading them from all blocks in the order of the
-// splits.
+// From sums to outputs, and the splits of a query put together through the second-level cache. A warp has the sums of
+// 16 heads and 256 columns of its split, in registers as the tensor cores leave them. It writes them to device memory
+// as they are, tells the warps at its place in the other blocks of the team, and puts together its share of those
+// columns from all splits, in their order: a sixteenth of the columns at a time, all that it reads on its way at once.
 //
 // Sums travel as f16 times a power of two per head and half of the columns, chosen so that the largest is in
 // [2^14, 2^15): an error of 2^-12 of the largest value of a head, less than what bf16 weights cost, for half of the
-// bytes between multiprocessors, which are what this takes time for (64 KB per block).
+// bytes (64 KB per block).
+//
+// Nothing is cleared, neither between items nor between launches. Who tells counts what it has told so far, and all
+// blocks of a team tell equally often. There are two places for parts, used in turns: who has told of an item has read
+// the parts of the one before, so that the place of those is free once all have told.
 
 #include <cuda_fp16.h>
 
 #include <cstdint>
 
+#include "kernels/attend_cluster.hpp"
 #include "kernels/elements.cuh"
 #include "kernels/mla_heads.cuh"
+#include "kernels/mla_work.cuh"
 
 namespace echo::mla {
+
+inline constexpr std::uint32_t kConsumerWarps = kConsumers / kWarp;
+inline constexpr std::uint32_t kPieces = kColumns / 16;  ///< of a warp's columns: a register quadruple of f16 pairs
+inline constexpr std::uint32_t kWarpHeads = 16;
+
+/// What a block's sums of a head, in half of the columns, are relative to, what their weights add up to, and what the
+/// f16 are multiplied by.
+struct alignas(16) Share {
+  float reference;
+  float sum;
+  float unit;
+  float unused;
+};
+
+/// What a block hands to its team.
+struct Part {
+  uint4 sums[kConsumerWarps][kPieces][kWarp];
+  Share shares[kConsumerWarps][kWarpHeads];
+};
+static_assert(sizeof(Part) == kAttendPartBytes);
+static_assert(kConsumerWarps * kMaxSplits == kAttendTold);
 
 /// 2^e that brings a value of this size into [2^14, 2^15), and its inverse.
 struct Unit {
@@ -30,146 +58,253 @@ struct Unit {
   }
 };
 
-/// Leaves a warpgroup's sums and shares where the other blocks read them.
-__device__ __forceinline__ void stage(const Attention& attention, std::uint32_t group, Shared& shared) {
+/// Which of the consuming warps this is.
+__device__ __forceinline__ std::uint32_t consumer_warp() { return threadIdx.x / kWarp; }
+
+/// Where a consuming warp meets those at its place in the other blocks of its team, for one item. Made anew for each:
+/// to be kept in registers while tiles are attended to, it is too much.
+class Meeting {
+ public:
+  __device__ __forceinline__ Meeting(const AttendExchange& exchange, const Work& work, std::int32_t item,
+                                     std::uint32_t splits, const Shared& shared)
+      : splits_(splits) {
+    const auto ticket = static_cast<std::uint32_t>(ptx::load_shared_volatile(ptx::shared_address(&shared.ticket)));
+    const std::uint32_t team = ticket / splits;
+    rank_ = ticket - team * splits;
+    const std::uint32_t turn = static_cast<std::uint32_t>(item / work.clusters) % 2;
+    parts_ = static_cast<Part*>(exchange.parts) + (turn * static_cast<std::uint32_t>(work.clusters) + team) * splits;
+    told_ = exchange.told + team * kAttendTold + consumer_warp() * kMaxSplits;
+    count_ = told_[rank_] + 1;
+  }
+
+  __device__ __forceinline__ Part& part(std::uint32_t split) const { return parts_[split]; }
+  __device__ __forceinline__ Part& own() const { return part(rank_); }
+  __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
+  __device__ __forceinline__ std::uint32_t splits() const { return splits_; }
+
+  /// The warp's part is there.
+  __device__ __forceinline__ void tell() const {
+    __syncwarp();
+    if (lane_index() == 0) {
+      ptx::store_release(told_ + rank_, count_);
+    }
+  }
+  /// Until all parts are.
+  __device__ __forceinline__ void wait() const {
+    const std::uint32_t split = min(static_cast<std::uint32_t>(lane_index()), splits_ - 1);
+    while (!__all_sync(kAllLanes, static_cast<std::int32_t>(ptx::load_acquire(told_ + split) - count_) >= 0)) {
+    }
+    __syncwarp();
+  }
+
+ private:
+  Part* parts_;          ///< of the team
+  std::uint32_t* told_;  ///< by the warps at this place
+  std::uint32_t splits_;
+  std::uint32_t rank_;
+  std::uint32_t count_;
+};
+
+/// Writes a warp's sums to its part; returns what they are multiplied by, per head of the thread.
+__device__ __forceinline__ void leave_sums(const Attention& attention, Part& part, float (&units)[2]) {
   float largest[2] = {};
 #pragma unroll
   for (int i = 0; i < kOutputs; ++i) {
     largest[head_of(i)] = fmaxf(largest[head_of(i)], fabsf(attention.out[i]));
   }
-  const Unit units[2] = {Unit(most_of_head(largest[0])), Unit(most_of_head(largest[1]))};
-  const float sums[2] = {sum_of_head(attention.sum[0]), sum_of_head(attention.sum[1])};
-  if (lane_index() % 4 == 0) {
+  const Unit scales[2] = {Unit(most_of_head(largest[0])), Unit(most_of_head(largest[1]))};
+  uint4* to = part.sums[consumer_warp()][0] + lane_index();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      shared.shares[group][first_head() + 8 * static_cast<std::uint32_t>(i)] = {attention.reference[i], sums[i],
-                                                                                units[i].down, 0.0F};
-    }
-  }
-  const std::uint32_t to = ptx::shared_address(shared.rows[1]);
-#pragma unroll
-  for (std::uint32_t step = 0; step < kColumns / 16; ++step) {
+  for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
     std::uint32_t pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float up = units[i % 2].up;
-      const std::uint32_t at = 8 * step + 2 * static_cast<std::uint32_t>(i);
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const float up = scales[i % 2].up;
+      const std::uint32_t at = 8 * piece + 2 * i;
       pairs[i] = ptx::to_f16x2(attention.out[at] * up, attention.out[at + 1] * up);
     }
-    const std::uint32_t chunk = group * (kColumns / 8) + 2 * step + stored_chunk();
-    ptx::store_matrices(to + staged_offset(stored_head(), chunk), pairs[0], pairs[1], pairs[2], pairs[3]);
+    to[piece * kWarp] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  units[0] = scales[0].down;
+  units[1] = scales[1].down;
+}
+
+/// And what there is to know about them.
+__device__ __forceinline__ void leave_shares(const Attention& attention, const float (&sums)[2],
+                                             const float (&units)[2], Part& part) {
+  if (lane_index() % 4 == 0) {
+    Share* to = part.shares[consumer_warp()] + lane_index() / 4;
+    to[0] = {attention.reference[0], sums[0], units[0], 0.0F};
+    to[8] = {attention.reference[1], sums[1], units[1], 0.0F};
   }
 }
 
-inline constexpr std::uint32_t kParts = 16;  ///< staged sums that a warp combines, a split's of a head each
+/// Where a warp's outputs go.
+struct Outputs {
+  void* out;
+  DType dtype;
+  std::int64_t at;     ///< element of the thread's first head and of its first column in piece 0
+  std::int32_t heads;  ///< that exist from the thread's first one on
 
-/// Which those are: of some heads those of all splits, the block's own first so that not all blocks read from the same
-/// one.
-template <std::uint32_t kSplits>
-struct Parts {
-  std::uint32_t first_head;
-  std::uint32_t rank;
+  __device__ __forceinline__ Outputs(const AttendParams& p, std::int64_t row, std::int32_t first)
+      : out(p.out), dtype(p.out_dtype) {
+    const auto head = first + static_cast<std::int32_t>(first_head());
+    const std::uint32_t lane = static_cast<std::uint32_t>(lane_index()) % 4;
+    const std::uint32_t column = threadIdx.x / kGroup * kColumns + lane % 2 * 8 + lane / 2 * 4;
+    at = (row * p.shape.query_heads + head) * kLatent + column;
+    heads = p.shape.query_heads - head;
+  }
 
-  __device__ __forceinline__ std::uint32_t head(std::uint32_t part) const { return first_head + part / kSplits; }
-  __device__ __forceinline__ std::uint32_t split(std::uint32_t part) const { return (part + rank) % kSplits; }
+  /// Writes a piece, eight values as the tensor cores leave them. Two lanes exchange halves, so that each writes four
+  /// columns next to each other, and four lanes a sector.
+  __device__ __forceinline__ void store(std::uint32_t piece, const float (&values)[8], bool real = true) const {
+    const bool odd = lane_index() % 2 != 0;
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      const float* first = values + 2 * head;
+      const float* second = first + 4;
+      const std::int64_t to = at + head * 8 * kLatent + piece * 16;
+      const float give[2] = {odd ? first[0] : second[0], odd ? first[1] : second[1]};
+      const float keep[2] = {odd ? second[0] : first[0], odd ? second[1] : first[1]};
+      if (dtype == DType::f32) {
+        const float got[2] = {__shfl_xor_sync(kAllLanes, give[0], 1), __shfl_xor_sync(kAllLanes, give[1], 1)};
+        if (real && head * 8 < heads) {
+          *reinterpret_cast<float4*>(static_cast<float*>(out) + to) =
+              odd ? make_float4(got[0], got[1], keep[0], keep[1]) : make_float4(keep[0], keep[1], got[0], got[1]);
+        }
+      } else {
+        const std::uint32_t kept = ptx::to_bf16x2(keep[0], keep[1]);
+        const std::uint32_t got = __shfl_xor_sync(kAllLanes, ptx::to_bf16x2(give[0], give[1]), 1);
+        if (real && head * 8 < heads) {
+          *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(out) + to) =
+              odd ? make_uint2(got, kept) : make_uint2(kept, got);
+        }
+      }
+    }
+  }
 };
 
-/// What the parts are multiplied by, in half of the columns: lanes i and i + 16 have that of part i.
-template <std::uint32_t kSplits>
-__device__ __forceinline__ float part_factor(const Shared& shared, const Parts<kSplits>& parts,
-                                             std::uint32_t column_half) {
-  const std::uint32_t part = static_cast<std::uint32_t>(lane_index()) % kParts;
-  const auto share = [&](std::uint32_t group) {
-    return ptx::load_remote(
-        ptx::remote_address(ptx::shared_address(&shared.shares[group][parts.head(part)]), parts.split(part)));
-  };
-  const uint4 first = share(0);
-  const uint4 second = share(1);
-  const float reference = float_of(first.x);
-  const float unit = float_of(column_half == 0 ? first.z : second.z);
-  float overall = reference;
+/// The outputs of a selection that is one split.
+__device__ __forceinline__ void write_alone(const Attention& attention, const float (&sums)[2],
+                                            const Outputs& outputs) {
+  const float factors[2] = {sums[0] == 0.0F ? 0.0F : __fdividef(1.0F, sums[0]),
+                            sums[1] == 0.0F ? 0.0F : __fdividef(1.0F, sums[1])};
 #pragma unroll
-  for (int step = 1; step < static_cast<int>(kSplits); step *= 2) {
-    overall = fmaxf(overall, __shfl_xor_sync(kAllLanes, overall, step));
-  }
-  const float origin = overall == -INFINITY ? 0.0F : overall;  // no inf - inf where nothing is selected
-  const float weight = ptx::exp2_approx(reference - origin);
-  float total = weight * (float_of(first.y) + float_of(second.y));
+  for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
+    float values[8];
 #pragma unroll
-  for (int step = 1; step < static_cast<int>(kSplits); step *= 2) {
-    total += __shfl_xor_sync(kAllLanes, total, step);
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      values[i] = attention.out[8 * piece + i] * factors[head_of(static_cast<int>(i))];
+    }
+    outputs.store(piece, values);
   }
-  return total == 0.0F ? 0.0F : __fdividef(weight * unit, total);
 }
 
-__device__ __forceinline__ void add_halves(std::uint32_t pair, float factor, float& first, float& second) {
+/// What the splits' sums of the thread's heads are multiplied by: lane 4 i + j has those of splits j, j + 4, ...
+template <std::uint32_t kMost>
+struct Factors {
+  static constexpr int kEach = (kMost + 3) / 4;
+  float of[2][kEach];
+
+  __device__ __forceinline__ explicit Factors(const uint4 (&shares)[2][kEach]) {
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      float overall = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        overall = fmaxf(overall, float_of(shares[head][i].x));
+      }
+      overall = most_of_head(overall);
+      const float origin = overall == -INFINITY ? 0.0F : overall;  // no inf - inf where nothing is selected
+      float total = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        of[head][i] = ptx::exp2_approx(float_of(shares[head][i].x) - origin);
+        total = fmaf(of[head][i], float_of(shares[head][i].y), total);
+      }
+      total = sum_of_head(total);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        of[head][i] = total == 0.0F ? 0.0F : __fdividef(of[head][i] * float_of(shares[head][i].z), total);
+      }
+    }
+  }
+  __device__ __forceinline__ float get(int head, std::uint32_t split) const {
+    return __shfl_sync(kAllLanes, of[head][split / 4], static_cast<int>(split % 4), 4);
+  }
+};
+
+__device__ __forceinline__ void add_pair(std::uint32_t pair, float factor, float& first, float& second) {
   const float2 values = __half22float2(*reinterpret_cast<const __half2*>(&pair));
   first = fmaf(factor, values.x, first);
   second = fmaf(factor, values.y, second);
 }
 
-/// Writes eight neighbouring outputs, aligned to their size.
-__device__ __forceinline__ void store_outputs(void* out, DType dtype, std::int64_t at, const float (&values)[8]) {
-  if (dtype == DType::f32) {
-    auto* to = reinterpret_cast<float4*>(static_cast<float*>(out) + at);
-    to[0] = make_float4(values[0], values[1], values[2], values[3]);
-    to[1] = make_float4(values[4], values[5], values[6], values[7]);
-  } else {
-    *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(out) + at) =
-        make_uint4(ptx::to_bf16x2(values[0], values[1]), ptx::to_bf16x2(values[2], values[3]),
-                   ptx::to_bf16x2(values[4], values[5]), ptx::to_bf16x2(values[6], values[7]));
-  }
-}
-
-/// Writes the outputs of the block's part of heads [first, first + 64) of a row. A warp has a quarter of them and half
-/// of the columns, a lane eight columns; all that it reads is on its way at once.
-template <std::uint32_t kSplits>
+/// Puts together the block's share of the warp's columns, of up to kMost splits and more than half as many.
+template <std::uint32_t kMost>
 __device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t row, std::int32_t first,
-                                           const Shared& shared, std::uint32_t rank) {
-  const std::uint32_t warp = threadIdx.x / kWarp;
-  const std::uint32_t column_half = warp % 2;
-  const std::uint32_t chunk = column_half * kWarp + static_cast<std::uint32_t>(lane_index());
-  const std::uint32_t staged = ptx::shared_address(shared.rows[1]);
-  const Parts<kSplits> parts{(4 * rank + warp / 2) * (kParts / kSplits), rank};
-  uint4 sums[kParts];
+                                           const Meeting& meeting) {
+  constexpr std::uint32_t kMine = (kPieces + kMost / 2) / (kMost / 2 + 1);  // pieces, at most
+  const std::uint32_t warp = consumer_warp();
+  const std::uint32_t splits = meeting.splits();
+  const std::uint32_t begin = meeting.rank() * kPieces / splits;
+  const std::uint32_t end = (meeting.rank() + 1) * kPieces / splits;
+  uint4 shares[2][Factors<kMost>::kEach];
 #pragma unroll
-  for (std::uint32_t part = 0; part < kParts; ++part) {
-    const std::uint32_t place = staged + staged_offset(parts.head(part), chunk);
-    sums[part] = ptx::load_remote(ptx::remote_address(place, parts.split(part)));
+  for (int i = 0; i < Factors<kMost>::kEach; ++i) {
+    const std::uint32_t split = 4 * static_cast<std::uint32_t>(i) + static_cast<std::uint32_t>(lane_index()) % 4;
+    const Share* from = meeting.part(min(split, splits - 1)).shares[warp] + lane_index() / 4;
+    shares[0][i] = ptx::load(from);
+    shares[1][i] = ptx::load(from + 8);
+    if (split >= splits) {
+      shares[0][i] = shares[1][i] = make_uint4(bits_of(-INFINITY), 0, 0, 0);
+    }
   }
-  const float factors = part_factor(shared, parts, column_half);
-  const std::int64_t to = (row * p.shape.query_heads + first + parts.first_head) * kLatent + chunk * 8;
-  const std::int32_t heads = p.shape.query_heads - first - static_cast<std::int32_t>(parts.first_head);
-  float values[8] = {};
+  uint4 sums[kMine][kMost];
 #pragma unroll
-  for (std::uint32_t part = 0; part < kParts; ++part) {
-    const float factor = __shfl_sync(kAllLanes, factors, static_cast<int>(part));
-    add_halves(sums[part].x, factor, values[0], values[1]);
-    add_halves(sums[part].y, factor, values[2], values[3]);
-    add_halves(sums[part].z, factor, values[4], values[5]);
-    add_halves(sums[part].w, factor, values[6], values[7]);
-    if (part % kSplits == kSplits - 1) {
-      if (static_cast<std::int32_t>(part / kSplits) < heads) {
-        store_outputs(p.out, p.out_dtype, to + part / kSplits * kLatent, values);
-      }
+  for (std::uint32_t i = 0; i < kMine; ++i) {
 #pragma unroll
-      for (float& value : values) {
-        value = 0.0F;
+    for (std::uint32_t split = 0; split < kMost; ++split) {
+      sums[i][split] = make_uint4(0, 0, 0, 0);
+      if (begin + i < end && split < splits) {
+        sums[i][split] = ptx::load(meeting.part(split).sums[warp][begin + i] + lane_index());
       }
     }
   }
+  const Outputs outputs(p, row, first);  // not earlier: it takes time to find out
+  const Factors<kMost> factors(shares);
+  float of[2][kMost];
+#pragma unroll
+  for (std::uint32_t split = 0; split < kMost; ++split) {
+    of[0][split] = factors.get(0, split);
+    of[1][split] = factors.get(1, split);
+  }
+#pragma unroll
+  for (std::uint32_t i = 0; i < kMine; ++i) {
+    float values[8] = {};
+    if (begin + i < end) {
+#pragma unroll
+      for (std::uint32_t split = 0; split < kMost; ++split) {
+        add_pair(sums[i][split].x, of[0][split], values[0], values[1]);
+        add_pair(sums[i][split].y, of[1][split], values[2], values[3]);
+        add_pair(sums[i][split].z, of[0][split], values[4], values[5]);
+        add_pair(sums[i][split].w, of[1][split], values[6], values[7]);
+      }
+    }
+    outputs.store(begin + i, values, begin + i < end);
+  }
 }
+
 __device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
-                                        const Shared& shared, std::uint32_t rank, std::uint32_t splits) {
-  switch (splits) {
-    case 1:
-      return combine_of<1>(p, row, first, shared, rank);
-    case 2:
-      return combine_of<2>(p, row, first, shared, rank);
-    case 4:
-      return combine_of<4>(p, row, first, shared, rank);
-    default:
-      return combine_of<kMaxSplits>(p, row, first, shared, rank);
+                                        const Meeting& meeting) {
+  if (meeting.splits() > 8) {
+    combine_of<kMaxSplits>(p, row, first, meeting);
+  } else if (meeting.splits() > 4) {
+    combine_of<8>(p, row, first, meeting);
+  } else if (meeting.splits() > 2) {
+    combine_of<4>(p, row, first, meeting);
+  } else {
+    combine_of<2>(p, row, first, meeting);
   }
 }
 

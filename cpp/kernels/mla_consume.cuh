@@ -14,20 +14,33 @@ __device__ __forceinline__ std::int64_t query_row(const AttendParams& p, const W
   return static_cast<std::int64_t>(p.block.first) + work.row(item);
 }
 
+/// The sums of weights of the thread's heads over both warpgroups' halves of the tiles; nobody reads the query any
+/// more.
+__device__ __forceinline__ void exchange_sums(const Attention& attention, std::uint32_t group, Shared& shared,
+                                              float (&sums)[2]) {
+  const std::uint32_t heads[2] = {first_head(), first_head() + 8};
+  const float own[2] = {sum_of_head(attention.sum[0]), sum_of_head(attention.sum[1])};
+  if (lane_index() % 4 == 0) {
+    shared.sums[group][heads[0]] = own[0];
+    shared.sums[group][heads[1]] = own[1];
+  }
+  meet_aligned(kConsumersBarrier, kConsumers);
+  sums[0] = shared.sums[0][heads[0]] + shared.sums[1][heads[0]];
+  sums[1] = shared.sums[0][heads[1]] + shared.sums[1][heads[1]];
+}
+
 /// A consuming warpgroup; the first query is on its way.
-__device__ __forceinline__ void consume(const AttendParams& p, const Work& work, const Split& split, std::int32_t first,
-                                        Shared& shared) {
+__device__ __forceinline__ void consume(const AttendParams& p, const Work& work, const AttendExchange& exchange,
+                                        const Split& split, std::int32_t first, Shared& shared) {
   const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
-  const auto splits = static_cast<std::uint32_t>(p.splits);
   const float scale = p.scale * 1.44269504F;  // to powers of two
   std::uint32_t parity = 0;
-  std::uint32_t item_parity = 0;
   for (std::int32_t item = first; item < work.items; item += work.clusters) {
     ptx::wait_copies();
     ptx::fence_proxy_async();
     meet_aligned(kConsumersBarrier, kConsumers);
     const std::int32_t next = item + work.clusters;
-    if (threadIdx.x == 0 && ptx::cluster_rank() == 0 && next < work.items) {
+    if (threadIdx.x == 0 && split.begin == 0 && next < work.items) {
       prefetch_query(p, query_row(p, work, next), work.first_head(next));
     }
     Attention attention;
@@ -36,27 +49,27 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       attend_tile(scale, group, parity, shared, attention);
       parity ^= 1U;
     }
-    meet_aligned(kConsumersBarrier, kConsumers);  // nobody reads the second half or the query any more
-    stage(attention, group, shared);
-    __syncwarp();
-    if (splits > 1 && static_cast<std::uint32_t>(lane_index()) < splits) {
-      shared.staged.arrive_remote(static_cast<std::uint32_t>(lane_index()));
-    }
-    if (next < work.items) {  // not before: telling other blocks would wait for what is on its way
-      load_query(p, query_row(p, work, next), work.first_head(next), shared);
-    }
-    if (splits > 1) {
-      shared.staged.wait_cluster(item_parity);
+    const auto load_next = [&] {
+      if (next < work.items) {
+        load_query(p, query_row(p, work, next), work.first_head(next), shared);
+      }
+    };
+    float sums[2];
+    if (p.splits == 1) {
+      exchange_sums(attention, group, shared, sums);
+      load_next();
+      write_alone(attention, sums, Outputs(p, query_row(p, work, item), work.first_head(item)));
     } else {
-      meet_aligned(kConsumersBarrier, kConsumers);
+      const Meeting meeting(exchange, work, item, static_cast<std::uint32_t>(p.splits), shared);
+      float units[2];
+      leave_sums(attention, meeting.own(), units);
+      exchange_sums(attention, group, shared, sums);
+      leave_shares(attention, sums, units, meeting.own());
+      meeting.tell();
+      load_next();  // not before: telling other blocks would wait for what is on its way
+      meeting.wait();
+      combine(p, query_row(p, work, item), work.first_head(item), meeting);
     }
-    combine(p, query_row(p, work, item), work.first_head(item), shared, ptx::cluster_rank(), splits);
-    __syncwarp();
-    // After the last item nobody waits for this, and a block that has left must not be told.
-    if (next < work.items && static_cast<std::uint32_t>(lane_index()) < splits) {
-      shared.drained.arrive_remote_relaxed(static_cast<std::uint32_t>(lane_index()));
-    }
-    item_parity ^= 1U;
   }
 }
 

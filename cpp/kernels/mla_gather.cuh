@@ -234,10 +234,8 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
   coming = checked(coming, 1);
   prefetch_row<kFormat>(p.layer.pool, coming);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tiles; later, full and empty are enough
-  ptx::cluster_wait();     // not earlier: no other block has anything to do with what this one gathers
   std::uint32_t tile = 0;  // of all of the block's
-  std::uint32_t item_parity = 0;
-  for (std::int32_t item = first; item < work.items; item += work.clusters, item_parity ^= 1U) {
+  for (std::int32_t item = first; item < work.items; item += work.clusters) {
 #pragma unroll 1
     for (std::int32_t left = split.tiles; left > 0; --left, ++tile) {
       ahead.advance(p, work, split);
@@ -253,9 +251,6 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
         rows.start(slots, 1);
       }
       shared.empty[1].wait(~tile & 1U);
-      if (left == split.tiles) {  // where the sums of the last item were, if there is one
-        shared.drained.wait(item_parity ^ 1U);
-      }
       if (any) {
         rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
         rows.finish();

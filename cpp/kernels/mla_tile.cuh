@@ -39,7 +39,6 @@ inline constexpr int kThreads = kConsumers + kGatherers;
 inline constexpr int kConsumerRegisters = 192;
 inline constexpr int kGatherRegisters = 64;
 static_assert(kConsumers * kConsumerRegisters + kGatherers * kGatherRegisters == 64 * 1024);
-inline constexpr int kMaxSplits = 8;  ///< blocks of a cluster
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kGatherBarrier = 2;
 inline constexpr int kWeightsBarrier = 3;  ///< and the next, one for each half
@@ -52,34 +51,17 @@ __device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uin
 inline constexpr int kTile = kHalves * kHalf;
 inline constexpr std::uint32_t kMarks = 4;  ///< tiles of which gathering warps tell each other
 
-/// What a warpgroup knows of a head at the end of its split: what weights are relative to and, of its halves of the
-/// tiles, their sum; and of its half of the columns, what the staged values are multiplied by.
-struct alignas(16) Share {
-  float reference;
-  float sum;
-  float unit;
-  float unused;
-};
-
 struct Shared {
   std::byte query[kMatrixBytes];
   std::byte rows[kHalves][kMatrixBytes];
   float references[kHalves][kHeads];  ///< what the weights of a half are relative to
-  Share shares[kHalves][kHeads];
+  float sums[kHalves][kHeads];        ///< of weights, by warpgroup: of its halves of the tiles
   std::uint64_t entries[kHalves];  ///< bit i: entry i of a half has a row; where none has, the half is passed over
   std::uint64_t marks[kMarks];     ///< byte w: gathering warp w has rows in a tile
   ptx::Mbarrier full[kHalves];     ///< a half has been gathered
   ptx::Mbarrier empty[kHalves];    ///< and may be overwritten
-  ptx::Mbarrier staged;            ///< all blocks of the cluster have their sums where others can read them
-  ptx::Mbarrier drained;           ///< all blocks have read this block's
+  std::uint32_t ticket;            ///< of the block
 };
 static_assert(sizeof(Shared) + 1024 <= 227 * 1024);
-
-/// The staged sums of a block: [64 heads, 512] f16 in the latent atoms of the second half, 16-byte chunk i of head h at
-/// place i ^ (h % 8).
-__device__ __forceinline__ std::uint32_t staged_offset(std::uint32_t head, std::uint32_t chunk) {
-  return head * (kLatent * 2) + ((chunk ^ (head & 7U)) << 4);
-}
-static_assert(kHeads * kLatent * 2 <= kRopeOffset);
 
 }  // namespace echo::mla

@@ -7,6 +7,14 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
+/// That meet at once, at most, in attend_cluster.
+std::int64_t attend_teams(const ScratchSizes& sizes) {
+  if (sizes.shape.row_format == RowFormat::raw || sizes.splits < 2 || sizes.splits > kMaxSplits) {
+    return 0;
+  }
+  return std::min<std::int64_t>(attend_items(sizes.shape, sizes.block_rows), kAttendBlocks / sizes.splits);
+}
+
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(std::max<std::int64_t>(count, 0)); }
 
 }  // namespace
@@ -25,6 +33,10 @@ struct Scratch::Layout {
     index_weights = take<float>(sizes.block_rows * index_heads);
     attend_sums = take<float>(attend_heads * shape.latent_dim);
     attend_shares = take<float2>(attend_heads);
+    const std::int64_t teams = attend_teams(sizes);
+    attend_parts = take<std::byte>(2 * teams * sizes.splits * kAttendPartBytes);
+    attend_told = take<std::uint32_t>(teams * kAttendTold);
+    attend_ticket = take<std::uint32_t>(1);
     layers = take<LayerView>(sizes.layers);
     prefetch_queue = take<PrefetchQueue>(1);
     forecast_cap = std::min(sizes.forecast_cap, kMostForecast);
@@ -51,6 +63,9 @@ struct Scratch::Layout {
   std::size_t index_weights;
   std::size_t attend_sums;
   std::size_t attend_shares;
+  std::size_t attend_parts;
+  std::size_t attend_told;
+  std::size_t attend_ticket;
   std::size_t layers;
   std::size_t prefetch_queue;
   std::int32_t forecast_cap;
@@ -75,6 +90,9 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
                     .heads = static_cast<std::int32_t>(layout.index_heads)};
   attend_partials_ = {.sums = reinterpret_cast<float*>(base + layout.attend_sums),
                       .shares = reinterpret_cast<float2*>(base + layout.attend_shares)};
+  attend_exchange_ = {.parts = base + layout.attend_parts,
+                      .told = reinterpret_cast<std::uint32_t*>(base + layout.attend_told),
+                      .ticket = reinterpret_cast<std::uint32_t*>(base + layout.attend_ticket)};
   layers_ = reinterpret_cast<LayerView*>(base + layout.layers);
   prefetch_queue_ = reinterpret_cast<PrefetchQueue*>(base + layout.prefetch_queue);
   forecast_ = {.counts = reinterpret_cast<std::int32_t*>(base + layout.forecast_counts),

@@ -5,6 +5,7 @@
 
 #include "cache_manager/forecast_lists.hpp"
 #include "kernels/attend.hpp"
+#include "kernels/attend_cluster.hpp"
 #include "kernels/index_queries.hpp"
 #include "kernels/near_lists.hpp"
 #include "kernels/prefetch_queue.hpp"
@@ -25,6 +26,7 @@ class Scratch {
 
   const IndexQueryView& index_queries() const { return index_queries_; }
   const AttendPartials& attend_partials() const { return attend_partials_; }
+  const AttendExchange& attend_exchange() const { return attend_exchange_; }
   LayerView* layers() const { return layers_; }
   PrefetchQueue* prefetch_queue() const { return prefetch_queue_; }
   /// Of one layer: each has its own, since what they hold outlives the verb.
@@ -39,6 +41,7 @@ class Scratch {
   Buffer buffer_;
   IndexQueryView index_queries_;
   AttendPartials attend_partials_;
+  AttendExchange attend_exchange_;
   LayerView* layers_;
   PrefetchQueue* prefetch_queue_;
   ForecastLists forecast_;  ///< of the first layer

@@ -157,7 +157,7 @@ TEST_F(CudaAttendCluster, OneSplit) {
 
 TEST_F(CudaAttendCluster, ManySplits) {
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
-    for (const std::int32_t splits : {2, 4, 8}) {
+    for (const std::int32_t splits : {2, 3, 4, 5, 6, 7, 8, 11, 13, 16}) {
       for (const std::int32_t top_k : {64, 320, 1024, 2048}) {
         Attended attended(wide_shape(format, 64, top_k), 3, splits);
         attended.select(kEverything, 53);
@@ -193,7 +193,7 @@ TEST_F(CudaAttendCluster, AnyGaps) {
       {"one half of each tile", [&](std::int32_t row, std::int32_t entry) { return entry / 64 % 2 == row % 2; }},
       {"every third tile", [&](std::int32_t row, std::int32_t entry) { return entry / 128 % 3 == row % 3; }}};
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
-    for (const std::int32_t splits : {1, 4, 8}) {
+    for (const std::int32_t splits : {1, 4, 5, 8, 16}) {
       Attended attended(wide_shape(format, 16, kTopK), batch, splits);
       for (const auto& [name, present] : patterns) {
         attended.select(present, 56);
@@ -215,9 +215,10 @@ TEST_F(CudaAttendCluster, AgreeWithTheOtherKernelAndTheCpu) {
     attended.select([](std::int32_t row, std::int32_t entry) { return entry % (row + 2) != 0; }, 57);
     return attended.run();
   };
-  const auto other = outputs(3);
+  constexpr std::int32_t kOthers = 20;  // more than a team can have
+  const auto other = outputs(kOthers);
   expect_close(outputs(4), other, 5e-3F);
-  Attended attended(shape, 3, 3);
+  Attended attended(shape, 3, kOthers);
   attended.select([](std::int32_t row, std::int32_t entry) { return entry % (row + 2) != 0; }, 57);
   World cpu(*attended.cpu_backend, shape, attended.world.sizes);
   cpu.pool.write(attended.pool);
@@ -234,61 +235,104 @@ TEST_F(CudaAttendCluster, ExtremeLogits) {
   }
 }
 
-/// One query alone, then in batches of any size and at any place of them, many times.
-TEST_F(CudaAttendCluster, BitsDoNotDependOnTheBatch) {
-  const ShapeView shape = wide_shape(RowFormat::fp8_656, 128, 2048);
-  constexpr std::int32_t kBatch = 102;
-  Attended attended(shape, kBatch, 8);
-  attended.select([](std::int32_t row, std::int32_t entry) { return (entry * 7 + row) % 11 != 0; }, 59);
-  World& world = attended.world;
-  Backend& backend = *attended.backend;
-  const auto halves = upper_halves(attended.q);
-  const DeviceArray q(backend, halves);
-  const DeviceArray out(backend, std::vector<float>(static_cast<std::size_t>(kBatch) * attended.out_row(), NAN));
-  const auto k = static_cast<std::size_t>(shape.top_k);
-  const auto run = [&](std::int32_t count) {
-    backend.attend({.layer = world.layer(),
-                    .block = {.first = 0, .count = count, .tick_offset = 0},
-                    .shape = shape,
-                    .q = q.data(),
-                    .q_dtype = DType::bf16,
-                    .scale = attended.scale,
-                    .slots = world.slots.data(),
-                    .out = out.data(),
-                    .out_dtype = DType::f32,
-                    .splits = 8});
-  };
-  const auto put = [&](std::size_t from, std::size_t place) {
-    backend.copy_to_device(world.slots.data() + place * k, attended.slots.data() + from * k, k * sizeof(std::int32_t));
+/// Batches of any size, with outputs in f32.
+struct Batches {
+  static constexpr std::int32_t kMost = 102;
+
+  explicit Batches(std::int32_t splits_)
+      : splits(splits_),
+        attended(wide_shape(RowFormat::fp8_656, 128, 2048), kMost, splits),
+        halves(upper_halves(attended.q)),
+        q(*attended.backend, halves),
+        out(*attended.backend, std::vector<float>(static_cast<std::size_t>(kMost) * attended.out_row(), NAN)) {
+    attended.select([](std::int32_t row, std::int32_t entry) { return (entry * 7 + row) % 11 != 0; }, 59);
+  }
+
+  void run(std::int32_t count) {
+    attended.backend->attend({.layer = attended.world.layer(),
+                              .block = {.first = 0, .count = count, .tick_offset = 0},
+                              .shape = attended.shape,
+                              .q = q.data(),
+                              .q_dtype = DType::bf16,
+                              .scale = attended.scale,
+                              .slots = attended.world.slots.data(),
+                              .out = out.data(),
+                              .out_dtype = DType::f32,
+                              .splits = splits});
+  }
+  /// Query `from` at a place of the batch.
+  void put(std::size_t from, std::size_t place) {
+    Backend& backend = *attended.backend;
+    const auto k = static_cast<std::size_t>(attended.shape.top_k);
+    backend.copy_to_device(attended.world.slots.data() + place * k, attended.slots.data() + from * k,
+                           k * sizeof(std::int32_t));
     backend.copy_to_device(q.data() + place * attended.q_row(), halves.data() + from * attended.q_row(),
                            attended.q_row() * sizeof(std::uint16_t));
-  };
-  const auto result = [&](std::size_t place) {
-    std::vector<float> values(attended.out_row());
-    backend.copy_to_host(values.data(), out.data() + place * attended.out_row(), values.size() * sizeof(float));
+  }
+  std::vector<float> result(std::size_t place, std::size_t count = 1) {
+    std::vector<float> values(count * attended.out_row());
+    attended.backend->copy_to_host(values.data(), out.data() + place * attended.out_row(),
+                                   values.size() * sizeof(float));
     return values;
-  };
-  constexpr std::size_t kProbe = 37;
-  put(kProbe, 0);
-  run(1);
-  const auto alone = result(0);
-  put(0, 0);
-  std::mt19937 engine(60);
-  const std::vector<std::int32_t> sizes = {1, 2, 7, 8, 13, 32, 64, 102};
-  for (int repetition = 0; repetition < 500; ++repetition) {
-    const std::int32_t size = sizes[static_cast<std::size_t>(repetition) % sizes.size()];
-    const auto place = static_cast<std::size_t>(engine() % static_cast<unsigned>(size));
-    put(kProbe, place);
-    run(size);
-    const auto got = result(place);
-    ASSERT_EQ(std::memcmp(got.data(), alone.data(), got.size() * sizeof(float)), 0)
-        << "repetition " << repetition << ", batch " << size << ", place " << place;
-    put(place, place);
+  }
+
+  std::int32_t splits;
+  Attended attended;
+  std::vector<std::uint16_t> halves;
+  DeviceArray<std::uint16_t> q;
+  DeviceArray<float> out;
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// One query alone, then in batches of any size and at any place of them, many times.
+TEST_F(CudaAttendCluster, BitsDoNotDependOnTheBatch) {
+  for (const std::int32_t splits : {1, 5, 8, 16}) {
+    Batches batches(splits);
+    constexpr std::size_t kProbe = 37;
+    batches.put(kProbe, 0);
+    batches.run(1);
+    const auto alone = batches.result(0);
+    batches.put(0, 0);
+    std::mt19937 engine(60);
+    const std::vector<std::int32_t> sizes = {1, 2, 7, 8, 13, 32, 64, 102};
+    for (int repetition = 0; repetition < 250; ++repetition) {
+      const std::int32_t size = sizes[static_cast<std::size_t>(repetition) % sizes.size()];
+      const auto place = static_cast<std::size_t>(engine() % static_cast<unsigned>(size));
+      batches.put(kProbe, place);
+      batches.run(size);
+      ASSERT_TRUE(same_bits(batches.result(place), alone))
+          << splits << " splits, repetition " << repetition << ", batch " << size << ", place " << place;
+      batches.put(place, place);
+    }
+  }
+}
+
+/// Two launches at a time, on streams of their own: neither has all multiprocessors, and blocks of either have to wait
+/// for others of their team that have not begun.
+TEST_F(CudaAttendCluster, GoOnBesideOtherWork) {
+  Batches some(16);
+  Batches others(5);
+  const std::vector<std::int32_t> sizes = {8, 32, 3, 102, 13, 64};
+  const auto all = static_cast<std::size_t>(Batches::kMost);
+  some.run(Batches::kMost);
+  const auto expected = some.result(0, all);
+  others.run(Batches::kMost);
+  const auto expected_others = others.result(0, all);
+  for (std::size_t repetition = 0; repetition < 50; ++repetition) {
+    for (std::size_t i = 0; i < 20; ++i) {
+      some.run(sizes[(repetition + i) % sizes.size()]);
+      others.run(sizes[(repetition + 2 * i + 1) % sizes.size()]);
+    }
+    ASSERT_TRUE(same_bits(some.result(0, all), expected)) << "repetition " << repetition;
+    ASSERT_TRUE(same_bits(others.result(0, all), expected_others)) << "repetition " << repetition;
   }
 }
 
 TEST_F(CudaAttendCluster, ReplayTheSameBits) {
-  Attended attended(wide_shape(RowFormat::fp8_656, 128, 512), 20, 4);
+  Attended attended(wide_shape(RowFormat::fp8_656, 128, 512), 20, 5);
   attended.select(kEverything, 61);
   const auto eager = attended.run(DType::bf16);
   World& world = attended.world;

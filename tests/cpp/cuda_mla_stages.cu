@@ -68,9 +68,8 @@ __device__ void dump_sums(const Dump& dump, std::uint32_t group, std::int32_t ti
 }
 
 template <RowFormat kFormat, Stage kStage>
-__global__ __launch_bounds__(kThreads, 1)
-    __cluster_dims__(1, 1, 1) void run_stage(const __grid_constant__ AttendParams p, KernelErrorView errors,
-                                             Dump dump) {
+__global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__ AttendParams p, KernelErrorView errors,
+                                                         Dump dump) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -81,10 +80,8 @@ __global__ __launch_bounds__(kThreads, 1)
       shared.full[half].init(kGatherWarps);
       shared.empty[half].init(kConsumers / kWarp);
     }
-    shared.drained.init(1);  // fresh: nobody has sums where rows go
   }
   __syncthreads();
-  ptx::cluster_arrive();
   if (threadIdx.x >= kConsumers) {
     ptx::give_registers<kGatherRegisters>();
     gather<kFormat>(p, work, split, 0, shared, errors);
@@ -92,7 +89,6 @@ __global__ __launch_bounds__(kThreads, 1)
     ptx::take_registers<kConsumerRegisters>();
     const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
     load_query(p, 0, 0, shared);
-    ptx::cluster_wait();
     ptx::wait_copies();
     ptx::fence_proxy_async();
     meet_aligned(kConsumersBarrier, kConsumers);

@@ -168,14 +168,13 @@ TEST(CudaMlaPlan, TakesWhatTheKernelIsMadeFor) {
   shape.top_k = 2048;
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
     shape.row_format = format;
-    for (const std::int32_t splits : {1, 2, 4, 8}) {
+    for (const std::int32_t splits : {1, 2, 3, 5, 8, 16}) {
       const AttendClusterPlan plan = plan_attend_cluster(shape, splits, 0);
       EXPECT_EQ(plan.splits, splits);
       EXPECT_GE(plan.clusters * splits, 96) << "splits " << splits;  // most of the multiprocessors
       std::cout << to_string(format) << ", " << splits << " splits: " << plan.clusters << " clusters at once\n";
     }
-    EXPECT_EQ(plan_attend_cluster(shape, 3, 0).clusters, 0);
-    EXPECT_EQ(plan_attend_cluster(shape, 16, 0).clusters, 0);
+    EXPECT_EQ(plan_attend_cluster(shape, 17, 0).clusters, 0);
   }
   shape.top_k = 2000;
   EXPECT_EQ(plan_attend_cluster(shape, 4, 0).clusters, 0);
@@ -190,13 +189,13 @@ TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {
   const LaunchContext nowhere{nullptr, 0, {nullptr}};
   p.q = memory + 1;
   p.out = memory;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, {}, nowhere), InvalidArgument);
   p.q = memory;
   p.out = memory + 1;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, {}, nowhere), InvalidArgument);
   p.out = memory;
   p.slots = reinterpret_cast<const std::int32_t*>(memory) + 1;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, {}, nowhere), InvalidArgument);
 }
 
 std::string name_of(const ::testing::TestParamInfo<RowFormat>& parameter) {

@@ -51,6 +51,17 @@ __device__ __forceinline__ void store_shared_release(std::uint32_t address, std:
   asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+/// Stores a word that, to the device, tells of all that this thread has done and seen done before.
+__device__ __forceinline__ void store_release(std::uint32_t* address, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+/// Loads such a word: what it tells of is seen.
+__device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* address) {
+  std::uint32_t value = 0;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 /// What was loaded before is older than what is loaded behind it, for all of the block.
 __device__ __forceinline__ void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
