@@ -44,15 +44,20 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
   }
   __syncthreads();
   const auto splits = static_cast<std::uint32_t>(p.splits);
-  const std::uint32_t rank = shared.ticket % splits;
-  const auto first = static_cast<std::int32_t>(shared.ticket / splits);
-  const Split split(p, static_cast<std::int32_t>(rank));
+  const std::uint32_t team = work.of_split(shared.ticket);
+  const auto first = static_cast<std::int32_t>(team);
+  const Split split(p, work, shared.ticket - team * splits);
   // Of 128 registers a thread, which is what all get when the block starts.
   if (threadIdx.x >= kConsumers) {
     ptx::give_registers<kGatherRegisters>();
     gather<kFormat>(p, work, split, first, shared, errors);
   } else {
     ptx::take_registers<kConsumerRegisters>();
+    if (threadIdx.x == 0 && split.begin == 0) {
+      prefetch_query(p, query_row(p, work, first), work.first_head(first));
+    }
+    // The first rows, which take longer to be made use of, go before.
+    join_aligned(kBegunBarrier, kThreads);
     load_query(p, query_row(p, work, first), work.first_head(first), shared);
     consume(p, work, exchange, split, first, shared);
   }
@@ -111,7 +116,12 @@ int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& p
   require_aligned("slots", params.slots);
   require_aligned("out", params.out);
   const std::int32_t items = attend_items(params.shape, params.block.count);
-  const Work work{.groups = attend_items(params.shape, 1), .items = items, .clusters = std::min(plan.clusters, items)};
+  const std::int32_t groups = attend_items(params.shape, 1);
+  const Work work{.groups = groups,
+                  .items = items,
+                  .clusters = std::min(plan.clusters, items),
+                  .part_of_group = Work::part_of(groups),
+                  .part_of_split = Work::part_of(plan.splits)};
   const std::int32_t blocks = work.clusters * plan.splits;
   launch_early(context, kernel_for(params.shape), blocks_for(blocks, 1), kThreads, sizeof(Shared), params, work,
                exchange, context.errors);

@@ -7,7 +7,7 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kMaxSplits = 16;      ///< blocks of a team
+inline constexpr std::int32_t kMaxSplits = 32;      ///< blocks of a team
 inline constexpr std::int32_t kAttendBlocks = 144;  ///< at once, at most: the multiprocessors of the largest Hopper GPU
 inline constexpr std::int32_t kAttendPartBytes = 66 * 1024;
 inline constexpr std::int32_t kAttendTold = 8 * kMaxSplits;  ///< words of a team
@@ -31,7 +31,7 @@ struct AttendClusterPlan {
 };
 
 /// The kernel needs a Hopper GPU (and a build for sm_90a), rows of 512 latents and 64 rope elements in FP8 or BF16,
-/// top_k a multiple of 64 and 1 to 16 splits.
+/// top_k a multiple of 64 and 1 to 32 splits.
 AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t splits, int device);
 
 /// One launch for the whole block, of as many thread blocks as are returned, each with a multiprocessor of its own.

@@ -69,17 +69,26 @@ class Meeting {
                                      std::uint32_t splits, const Shared& shared)
       : splits_(splits) {
     const auto ticket = static_cast<std::uint32_t>(ptx::load_shared_volatile(ptx::shared_address(&shared.ticket)));
-    const std::uint32_t team = ticket / splits;
+    const std::uint32_t team = work.of_split(ticket);
     rank_ = ticket - team * splits;
     const std::uint32_t turn = static_cast<std::uint32_t>(item / work.clusters) % 2;
     parts_ = static_cast<Part*>(exchange.parts) + (turn * static_cast<std::uint32_t>(work.clusters) + team) * splits;
     told_ = exchange.told + team * kAttendTold + consumer_warp() * kMaxSplits;
     count_ = told_[rank_] + 1;
+    // The block's pieces of all warps: those from `begin` on, before `end`, counted through the warps.
+    const std::uint32_t begin = work.of_split(rank_ * kPieces * kConsumerWarps);
+    const std::uint32_t end = work.of_split((rank_ + 1) * kPieces * kConsumerWarps);
+    const std::uint32_t others = kConsumerWarps - 1 - consumer_warp();
+    first_piece_ = (begin + others) / kConsumerWarps;
+    pieces_ = (end + others) / kConsumerWarps - first_piece_;
+    asm volatile("" : "+r"(first_piece_), "+r"(pieces_));  // now, not when all are there
   }
 
   __device__ __forceinline__ Part& part(std::uint32_t split) const { return parts_[split]; }
   __device__ __forceinline__ Part& own() const { return part(rank_); }
-  __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
+  /// Which pieces of the warp's columns the block puts together, and how many.
+  __device__ __forceinline__ std::uint32_t first_piece() const { return first_piece_; }
+  __device__ __forceinline__ std::uint32_t pieces() const { return pieces_; }
   __device__ __forceinline__ std::uint32_t splits() const { return splits_; }
 
   /// The warp's part is there.
@@ -103,6 +112,8 @@ class Meeting {
   std::uint32_t splits_;
   std::uint32_t rank_;
   std::uint32_t count_;
+  std::uint32_t first_piece_;
+  std::uint32_t pieces_;
 };
 
 /// Writes a warp's sums to its part; returns what they are multiplied by, per head of the thread.
@@ -184,11 +195,13 @@ struct Outputs {
   }
 };
 
+/// Of a sum of weights; where nothing is selected, outputs are 0.
+__device__ __forceinline__ float inverse_of(float sum) { return sum == 0.0F ? 0.0F : __frcp_rn(sum); }
+
 /// The outputs of a selection that is one split.
 __device__ __forceinline__ void write_alone(const Attention& attention, const float (&sums)[2],
                                             const Outputs& outputs) {
-  const float factors[2] = {sums[0] == 0.0F ? 0.0F : __fdividef(1.0F, sums[0]),
-                            sums[1] == 0.0F ? 0.0F : __fdividef(1.0F, sums[1])};
+  const float factors[2] = {inverse_of(sums[0]), inverse_of(sums[1])};
 #pragma unroll
   for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
     float values[8];
@@ -202,36 +215,53 @@ __device__ __forceinline__ void write_alone(const Attention& attention, const fl
 
 /// What the splits' sums of the thread's heads are multiplied by: lane 4 i + j has those of splits j, j + 4, ...
 template <std::uint32_t kMost>
-struct Factors {
-  static constexpr int kEach = (kMost + 3) / 4;
-  float of[2][kEach];
+class Factors {
+ public:
+  /// From the team's shares of the thread's first head, in the part of split 0.
+  __device__ __forceinline__ Factors(const Share* shares, std::uint32_t splits) {
+    const std::uint32_t lane = static_cast<std::uint32_t>(lane_index()) % 4;
+    const char* from = reinterpret_cast<const char*>(shares) + lane * sizeof(Part);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+      shares_[0][i] = shares_[1][i] = make_uint4(bits_of(-INFINITY), 0, 0, 0);
+      ptx::load_if(4 * i + lane < splits, from + 4 * i * sizeof(Part), shares_[0][i]);
+      ptx::load_if(4 * i + lane < splits, from + 4 * i * sizeof(Part) + 8 * sizeof(Share), shares_[1][i]);
+    }
+  }
 
-  __device__ __forceinline__ explicit Factors(const uint4 (&shares)[2][kEach]) {
+  /// Works them out, once the shares are there.
+  __device__ __forceinline__ void weigh() {
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       float overall = -INFINITY;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        overall = fmaxf(overall, float_of(shares[head][i].x));
+      for (std::uint32_t i = 0; i < kEach; ++i) {
+        overall = fmaxf(overall, float_of(shares_[head][i].x));
       }
       overall = most_of_head(overall);
       const float origin = overall == -INFINITY ? 0.0F : overall;  // no inf - inf where nothing is selected
       float total = 0.0F;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        of[head][i] = ptx::exp2_approx(float_of(shares[head][i].x) - origin);
-        total = fmaf(of[head][i], float_of(shares[head][i].y), total);
+      for (std::uint32_t i = 0; i < kEach; ++i) {
+        of_[head][i] = ptx::exp2_approx(float_of(shares_[head][i].x) - origin);
+        total = fmaf(of_[head][i], float_of(shares_[head][i].y), total);
       }
       total = sum_of_head(total);
+      const float inverse = inverse_of(total);
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        of[head][i] = total == 0.0F ? 0.0F : __fdividef(of[head][i] * float_of(shares[head][i].z), total);
+      for (std::uint32_t i = 0; i < kEach; ++i) {
+        of_[head][i] *= float_of(shares_[head][i].z) * inverse;
       }
     }
   }
   __device__ __forceinline__ float get(int head, std::uint32_t split) const {
-    return __shfl_sync(kAllLanes, of[head][split / 4], static_cast<int>(split % 4), 4);
+    return __shfl_sync(kAllLanes, of_[head][split / 4], static_cast<int>(split % 4), 4);
   }
+
+ private:
+  static constexpr std::uint32_t kEach = (kMost + 3) / 4;
+  uint4 shares_[2][kEach];
+  float of_[2][kEach];
 };
 
 __device__ __forceinline__ void add_pair(std::uint32_t pair, float factor, float& first, float& second) {
@@ -240,71 +270,80 @@ __device__ __forceinline__ void add_pair(std::uint32_t pair, float factor, float
   second = fmaf(factor, values.y, second);
 }
 
-/// Puts together the block's share of the warp's columns, of up to kMost splits and more than half as many.
-template <std::uint32_t kMost>
+/// Puts together what the block has of the warp's columns, up to kMine pieces of up to kMost splits. Sums that there
+/// are not count as zeros: to pass over them takes longer.
+template <std::uint32_t kMost, std::uint32_t kMine>
 __device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t row, std::int32_t first,
                                            const Meeting& meeting) {
-  constexpr std::uint32_t kMine = (kPieces + kMost / 2) / (kMost / 2 + 1);  // pieces, at most
-  const std::uint32_t warp = consumer_warp();
-  const std::uint32_t splits = meeting.splits();
-  const std::uint32_t begin = meeting.rank() * kPieces / splits;
-  const std::uint32_t end = (meeting.rank() + 1) * kPieces / splits;
-  uint4 shares[2][Factors<kMost>::kEach];
-#pragma unroll
-  for (int i = 0; i < Factors<kMost>::kEach; ++i) {
-    const std::uint32_t split = 4 * static_cast<std::uint32_t>(i) + static_cast<std::uint32_t>(lane_index()) % 4;
-    const Share* from = meeting.part(min(split, splits - 1)).shares[warp] + lane_index() / 4;
-    shares[0][i] = ptx::load(from);
-    shares[1][i] = ptx::load(from + 8);
-    if (split >= splits) {
-      shares[0][i] = shares[1][i] = make_uint4(bits_of(-INFINITY), 0, 0, 0);
-    }
-  }
+  constexpr bool kExactly = kMost * kMine == kPieces;  // all blocks have the same
+  constexpr std::uint32_t kFirst = kMost < 16 ? kMost : 16;
+  const Part* part = &meeting.part(0);
+  const std::uint32_t splits = kExactly ? kMost : meeting.splits();
+  const std::uint32_t mine = kExactly ? kMine : meeting.pieces();
+  Factors<kMost> factors(part->shares[consumer_warp()] + lane_index() / 4, splits);
+  const char* from = reinterpret_cast<const char*>(part->sums[consumer_warp()][meeting.first_piece()] + lane_index());
   uint4 sums[kMine][kMost];
+  const auto load = [&](std::uint32_t i, std::uint32_t split) {
+    const char* at = from + split * sizeof(Part) + i * sizeof(part->sums[0][0]);
+    if constexpr (kExactly) {
+      sums[i][split] = ptx::load(at);
+    } else {
+      sums[i][split] = make_uint4(0, 0, 0, 0);
+      ptx::load_if(split < (i < mine ? splits : 0U), at, sums[i][split]);
+    }
+  };
 #pragma unroll
   for (std::uint32_t i = 0; i < kMine; ++i) {
 #pragma unroll
-    for (std::uint32_t split = 0; split < kMost; ++split) {
-      sums[i][split] = make_uint4(0, 0, 0, 0);
-      if (begin + i < end && split < splits) {
-        sums[i][split] = ptx::load(meeting.part(split).sums[warp][begin + i] + lane_index());
-      }
+    for (std::uint32_t split = 0; split < kFirst; ++split) {
+      load(i, split);
     }
   }
-  const Outputs outputs(p, row, first);  // not earlier: it takes time to find out
-  const Factors<kMost> factors(shares);
-  float of[2][kMost];
+  factors.weigh();
+#pragma unroll
+  for (std::uint32_t split = kFirst; split < kMost; ++split) {  // instead of the shares: not all have registers at once
+    load(0, split);
+  }
+  const Outputs outputs(p, row, first);
+  float values[kMine][8] = {};
 #pragma unroll
   for (std::uint32_t split = 0; split < kMost; ++split) {
-    of[0][split] = factors.get(0, split);
-    of[1][split] = factors.get(1, split);
+    const float of[2] = {factors.get(0, split), factors.get(1, split)};
+#pragma unroll
+    for (std::uint32_t i = 0; i < kMine; ++i) {
+      add_pair(sums[i][split].x, of[0], values[i][0], values[i][1]);
+      add_pair(sums[i][split].y, of[1], values[i][2], values[i][3]);
+      add_pair(sums[i][split].z, of[0], values[i][4], values[i][5]);
+      add_pair(sums[i][split].w, of[1], values[i][6], values[i][7]);
+    }
   }
 #pragma unroll
   for (std::uint32_t i = 0; i < kMine; ++i) {
-    float values[8] = {};
-    if (begin + i < end) {
-#pragma unroll
-      for (std::uint32_t split = 0; split < kMost; ++split) {
-        add_pair(sums[i][split].x, of[0][split], values[0], values[1]);
-        add_pair(sums[i][split].y, of[1][split], values[2], values[3]);
-        add_pair(sums[i][split].z, of[0][split], values[4], values[5]);
-        add_pair(sums[i][split].w, of[1][split], values[6], values[7]);
-      }
-    }
-    outputs.store(begin + i, values, begin + i < end);
+    outputs.store(meeting.first_piece() + i, values[i], i < mine);
   }
 }
 
 __device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
                                         const Meeting& meeting) {
-  if (meeting.splits() > 8) {
-    combine_of<kMaxSplits>(p, row, first, meeting);
-  } else if (meeting.splits() > 4) {
-    combine_of<8>(p, row, first, meeting);
-  } else if (meeting.splits() > 2) {
-    combine_of<4>(p, row, first, meeting);
+  const std::uint32_t splits = meeting.splits();
+  if (splits == 2) {
+    combine_of<2, 8>(p, row, first, meeting);
+  } else if (splits == 3) {
+    combine_of<3, 6>(p, row, first, meeting);
+  } else if (splits == 4) {
+    combine_of<4, 4>(p, row, first, meeting);
+  } else if (splits == 5) {
+    combine_of<5, 4>(p, row, first, meeting);
+  } else if (splits < 8) {
+    combine_of<7, 3>(p, row, first, meeting);
+  } else if (splits == 8) {
+    combine_of<8, 2>(p, row, first, meeting);
+  } else if (splits < 16) {
+    combine_of<15, 2>(p, row, first, meeting);
+  } else if (splits == 16) {
+    combine_of<16, 1>(p, row, first, meeting);
   } else {
-    combine_of<2>(p, row, first, meeting);
+    combine_of<kMaxSplits, 1>(p, row, first, meeting);
   }
 }
 

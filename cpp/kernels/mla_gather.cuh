@@ -45,6 +45,8 @@ __device__ __forceinline__ void prefetch_row(const std::byte* pool, std::int32_t
   }
 }
 
+inline constexpr std::uint64_t kMarkOfHalf = 0x0101010101010101ULL;  ///< 0, and shifted by 1 of half 1
+
 template <RowFormat kFormat>
 class Gather;
 
@@ -211,15 +213,16 @@ __device__ __forceinline__ void show_half(std::uint32_t half, std::int32_t slots
 template <RowFormat kFormat>
 __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, const Split& split, std::int32_t first,
                                        Shared& shared, const KernelErrorView& errors) {
-  // The slot, if it is one; tells the other warps whether this one has a row in tile number `tile`.
+  // The slot, if it is one; tells the other warps in which halves of tile number `tile` this one has rows.
   const auto checked = [&](std::int32_t slot, std::uint32_t tile) {
     if (slot != kNone && (slot < 0 || slot >= p.layer.slots)) {
       errors.raise(KernelError::bad_slot);
       slot = kNone;
     }
-    const bool any = __any_sync(kAllLanes, slot != kNone);
+    const std::uint32_t there = __ballot_sync(kAllLanes, slot != kNone);
     if (lane_index() == 0) {
-      reinterpret_cast<std::uint8_t*>(&shared.marks[tile % kMarks])[gatherer() / kWarp] = any ? 1 : 0;
+      reinterpret_cast<std::uint8_t*>(&shared.marks[tile % kMarks])[gatherer() / kWarp] =
+          static_cast<std::uint8_t>(((there & 0xFFU) != 0 ? 1U : 0U) | ((there & 0xFF00U) != 0 ? 2U : 0U));
     }
     return slot;
   };
@@ -231,27 +234,29 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
   slots = checked(slots, 0);
   rows.start(slots, 0);
   prefetch_row<kFormat>(p.layer.pool, slots);
+  announce_aligned(kBegunBarrier, kThreads);
   coming = checked(coming, 1);
   prefetch_row<kFormat>(p.layer.pool, coming);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tiles; later, full and empty are enough
-  std::uint32_t tile = 0;  // of all of the block's
+  std::uint32_t tile = 0;                    // of all of the block's
   for (std::int32_t item = first; item < work.items; item += work.clusters) {
 #pragma unroll 1
     for (std::int32_t left = split.tiles; left > 0; --left, ++tile) {
       ahead.advance(p, work, split);
       const std::int32_t later = request_slot(ahead);
       shared.empty[0].wait(~tile & 1U);
-      const bool any = shared.marks[tile % kMarks] != 0;
-      if (any) {
+      const std::uint64_t marks = shared.marks[tile % kMarks];
+      const bool any[kHalves] = {(marks & kMarkOfHalf) != 0, (marks & kMarkOfHalf << 1) != 0};
+      if (any[0]) {
         rows.store(ptx::shared_address(shared.rows[0]), slots, 0);
         rows.finish();
       }
       show_half(0, slots, shared);
-      if (any) {
+      if (any[1]) {
         rows.start(slots, 1);
       }
       shared.empty[1].wait(~tile & 1U);
-      if (any) {
+      if (any[1]) {
         rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
         rows.finish();
       }

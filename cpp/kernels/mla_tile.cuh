@@ -42,6 +42,7 @@ static_assert(kConsumers * kConsumerRegisters + kGatherers * kGatherRegisters ==
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kGatherBarrier = 2;
 inline constexpr int kWeightsBarrier = 3;  ///< and the next, one for each half
+inline constexpr int kBegunBarrier = 5;
 
 /// Byte of 16-byte chunk `chunk` (0 to 7) of row `row` in an atom.
 __device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uint32_t chunk) {
@@ -56,11 +57,11 @@ struct Shared {
   std::byte rows[kHalves][kMatrixBytes];
   float references[kHalves][kHeads];  ///< what the weights of a half are relative to
   float sums[kHalves][kHeads];        ///< of weights, by warpgroup: of its halves of the tiles
-  std::uint64_t entries[kHalves];  ///< bit i: entry i of a half has a row; where none has, the half is passed over
-  std::uint64_t marks[kMarks];     ///< byte w: gathering warp w has rows in a tile
-  ptx::Mbarrier full[kHalves];     ///< a half has been gathered
-  ptx::Mbarrier empty[kHalves];    ///< and may be overwritten
-  std::uint32_t ticket;            ///< of the block
+  std::uint64_t entries[kHalves];     ///< bit i: entry i of a half has a row; where none has, the half is passed over
+  std::uint64_t marks[kMarks];        ///< byte w: gathering warp w has rows in a tile, bit h in half h
+  ptx::Mbarrier full[kHalves];        ///< a half has been gathered
+  ptx::Mbarrier empty[kHalves];       ///< and may be overwritten
+  std::uint32_t ticket;               ///< of the block
 };
 static_assert(sizeof(Shared) + 1024 <= 227 * 1024);
 

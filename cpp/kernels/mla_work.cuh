@@ -14,9 +14,25 @@ struct Work {
   std::int32_t groups;    ///< of 64 heads
   std::int32_t items;     ///< query rows x groups
   std::int32_t clusters;  ///< cluster c does items c, c + clusters, ...
+  std::uint32_t part_of_group;
+  std::uint32_t part_of_split;
 
-  __device__ __forceinline__ std::int32_t row(std::int32_t item) const { return item / groups; }
-  __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const { return item % groups * kHeads; }
+  /// A multiplication divides by d: what it takes is this. Exact for products with d below 2^32.
+  static std::uint32_t part_of(std::int32_t d) {
+    return d == 1 ? 0U : 0xFFFFFFFFU / static_cast<std::uint32_t>(d) + 1U;
+  }
+
+  __device__ __forceinline__ std::int32_t row(std::int32_t item) const {
+    return part_of_group == 0 ? item
+                              : static_cast<std::int32_t>(__umulhi(static_cast<std::uint32_t>(item), part_of_group));
+  }
+  __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const {
+    return (item - row(item) * groups) * kHeads;
+  }
+  /// A number by that of splits.
+  __device__ __forceinline__ std::uint32_t of_split(std::uint32_t number) const {
+    return part_of_split == 0 ? number : __umulhi(number, part_of_split);
+  }
 };
 
 /// The block's split of a selection.
@@ -25,10 +41,10 @@ struct Split {
   std::int32_t count;  ///< of entries; of the last tile, half may be missing
   std::int32_t tiles;  ///< at least one, so that all blocks of a cluster do the same
 
-  __device__ __forceinline__ Split(const AttendParams& p, std::int32_t rank) {
-    const std::int32_t halves = p.shape.top_k / kHalf;
-    begin = rank * halves / p.splits * kHalf;
-    count = (rank + 1) * halves / p.splits * kHalf - begin;
+  __device__ __forceinline__ Split(const AttendParams& p, const Work& work, std::uint32_t rank) {
+    const std::uint32_t halves = static_cast<std::uint32_t>(p.shape.top_k) / kHalf;
+    begin = static_cast<std::int32_t>(work.of_split(rank * halves)) * kHalf;
+    count = static_cast<std::int32_t>(work.of_split((rank + 1) * halves)) * kHalf - begin;
     tiles = max(1, (count + kTile - 1) / kTile);
   }
 };

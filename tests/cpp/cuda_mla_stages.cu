@@ -73,8 +73,8 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Work work{1, 1, 1};
-  const Split split(p, 0);
+  const Work work{1, 1, 1, 0, 0};  // divisions by 1
+  const Split split(p, work, 0);
   if (threadIdx.x == 0) {
     for (int half = 0; half < kHalves; ++half) {
       shared.full[half].init(kGatherWarps);
@@ -88,6 +88,7 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
   } else {
     ptx::take_registers<kConsumerRegisters>();
     const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
+    join_aligned(kBegunBarrier, kThreads);
     load_query(p, 0, 0, shared);
     ptx::wait_copies();
     ptx::fence_proxy_async();

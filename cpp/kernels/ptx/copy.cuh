@@ -22,6 +22,19 @@ __device__ __forceinline__ uint4 load(const void* address) {
   return value;
 }
 
+/// The same where `there`; elsewhere the value stays.
+__device__ __forceinline__ void load_if(bool there, const void* address, uint4& value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+      : "l"(address), "r"(there ? 1 : 0)
+      : "memory");
+}
+
 /// A word likewise.
 __device__ __forceinline__ std::int32_t load_word(const void* address) {
   std::int32_t value = 0;
