@@ -35,6 +35,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
   const float scale = p.scale * 1.44269504F;  // to powers of two
   std::uint32_t parity = 0;
+  std::uint32_t turn = 0;
   for (std::int32_t item = first; item < work.items; item += work.clusters) {
     ptx::wait_copies();
     ptx::fence_proxy_async();
@@ -60,15 +61,15 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       load_next();
       write_alone(attention, sums, Outputs(p, query_row(p, work, item), work.first_head(item)));
     } else {
-      const Meeting meeting(exchange, work, item, static_cast<std::uint32_t>(p.splits), shared);
+      const Meeting meeting(exchange, work, turn, static_cast<std::uint32_t>(p.splits), shared);
       float units[2];
       leave_sums(attention, meeting.own(), units);
       exchange_sums(attention, group, shared, sums);
       leave_shares(attention, sums, units, meeting.own());
       meeting.tell();
       load_next();  // not before: telling other blocks would wait for what is on its way
-      meeting.wait();
       combine(p, query_row(p, work, item), work.first_head(item), meeting);
+      turn ^= 1U;
     }
   }
 }

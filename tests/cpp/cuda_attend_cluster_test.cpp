@@ -157,7 +157,7 @@ TEST_F(CudaAttendCluster, OneSplit) {
 
 TEST_F(CudaAttendCluster, ManySplits) {
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
-    for (const std::int32_t splits : {2, 3, 4, 5, 6, 7, 8, 11, 13, 16}) {
+    for (const std::int32_t splits : {2, 3, 4, 5, 6, 7, 8, 11, 13, 16, 21, 32}) {
       for (const std::int32_t top_k : {64, 320, 1024, 2048}) {
         Attended attended(wide_shape(format, 64, top_k), 3, splits);
         attended.select(kEverything, 53);
@@ -193,7 +193,7 @@ TEST_F(CudaAttendCluster, AnyGaps) {
       {"one half of each tile", [&](std::int32_t row, std::int32_t entry) { return entry / 64 % 2 == row % 2; }},
       {"every third tile", [&](std::int32_t row, std::int32_t entry) { return entry / 128 % 3 == row % 3; }}};
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
-    for (const std::int32_t splits : {1, 4, 5, 8, 16}) {
+    for (const std::int32_t splits : {1, 4, 5, 8, 16, 32}) {
       Attended attended(wide_shape(format, 16, kTopK), batch, splits);
       for (const auto& [name, present] : patterns) {
         attended.select(present, 56);
@@ -215,7 +215,7 @@ TEST_F(CudaAttendCluster, AgreeWithTheOtherKernelAndTheCpu) {
     attended.select([](std::int32_t row, std::int32_t entry) { return entry % (row + 2) != 0; }, 57);
     return attended.run();
   };
-  constexpr std::int32_t kOthers = 20;  // more than a team can have
+  constexpr std::int32_t kOthers = 40;  // more than a team can have
   const auto other = outputs(kOthers);
   expect_close(outputs(4), other, 5e-3F);
   Attended attended(shape, 3, kOthers);
@@ -289,7 +289,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 /// One query alone, then in batches of any size and at any place of them, many times.
 TEST_F(CudaAttendCluster, BitsDoNotDependOnTheBatch) {
-  for (const std::int32_t splits : {1, 5, 8, 16}) {
+  for (const std::int32_t splits : {1, 5, 8, 16, 32}) {
     Batches batches(splits);
     constexpr std::size_t kProbe = 37;
     batches.put(kProbe, 0);

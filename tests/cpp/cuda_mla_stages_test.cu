@@ -177,7 +177,7 @@ TEST(CudaMlaPlan, TakesWhatTheKernelIsMadeFor) {
       EXPECT_GE(plan.clusters * splits, 96) << "splits " << splits;  // most of the multiprocessors
       std::cout << to_string(format) << ", " << splits << " splits: " << plan.clusters << " clusters at once\n";
     }
-    EXPECT_EQ(plan_attend_cluster(shape, 17, 0).clusters, 0);
+    EXPECT_EQ(plan_attend_cluster(shape, 33, 0).clusters, 0);
   }
   shape.top_k = 2000;
   EXPECT_EQ(plan_attend_cluster(shape, 4, 0).clusters, 0);
