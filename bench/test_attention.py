@@ -5,7 +5,7 @@
 
 FlashMLA is optional: `pip install --no-deps sgl-flash-mla==1.0.0`. ECHO_BENCH_LIBRARY names the library if it is
 elsewhere. What counts is the number of splits that a runtime for the batch has; ECHO_BENCH_ATTENTION_SPLITS names
-others to measure beside it (default "1,2,4,8"). Results go to bench/results/attention.json.
+others to measure beside it (default "1,2,4,5,8,16"). Results go to bench/results/attention.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LATENT, ROW_DIM = 512, 576
 SCALE = 0.07
 PAGE = 64  # FlashMLA's
 REPLAYS = 30
-SPLITS = {int(part) for part in os.environ.get("ECHO_BENCH_ATTENTION_SPLITS", "1,2,4,8").split(",")}
+SPLITS = {int(part) for part in os.environ.get("ECHO_BENCH_ATTENTION_SPLITS", "1,2,4,5,8,16").split(",")}
 # What one H200 was measured to reach: bf16 products of random data, copies in device memory.
 FLOPS_PER_US = 788e6
 BYTES_PER_US = 4.27e6

@@ -53,11 +53,6 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
     gather<kFormat>(p, work, split, first, shared, errors);
   } else {
     ptx::take_registers<kConsumerRegisters>();
-    if (threadIdx.x == 0 && split.begin == 0) {
-      prefetch_query(p, query_row(p, work, first), work.first_head(first));
-    }
-    // The first rows, which take longer to be made use of, go before.
-    join_aligned(kBegunBarrier, kThreads);
     load_query(p, query_row(p, work, first), work.first_head(first), shared);
     consume(p, work, exchange, split, first, shared);
   }
@@ -66,19 +61,8 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
 
 using Kernel = void (*)(AttendParams, Work, AttendExchange, KernelErrorView);
 
-/// nullptr where the kernel is not for rows of this shape.
-Kernel kernel_for(const ShapeView& shape) {
-  if (shape.latent_dim != kLatent || shape.rope_dim != kRope || shape.top_k % kHalf != 0) {
-    return nullptr;
-  }
-  switch (shape.row_format) {
-    case RowFormat::fp8_656:
-      return attend_cluster<RowFormat::fp8_656>;
-    case RowFormat::bf16_1152:
-      return attend_cluster<RowFormat::bf16_1152>;
-    default:
-      return nullptr;
-  }
+Kernel kernel_for(RowFormat format) {
+  return format == RowFormat::fp8_656 ? attend_cluster<RowFormat::fp8_656> : attend_cluster<RowFormat::bf16_1152>;
 }
 
 void require_aligned(const char* what, const void* pointer) {
@@ -93,11 +77,10 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
 #if defined(ECHO_SM90A)
   int major = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  const Kernel kernel = kernel_for(shape);
-  if (major != 9 || kernel == nullptr || splits < 1 || splits > kMaxSplits) {
+  if (major != 9 || !suits_attend_cluster(shape, splits)) {
     return {};
   }
-  ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+  ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_for(shape.row_format)),
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   int multiprocessors = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
@@ -123,8 +106,8 @@ int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& p
                   .part_of_group = Work::part_of(groups),
                   .part_of_split = Work::part_of(plan.splits)};
   const std::int32_t blocks = work.clusters * plan.splits;
-  launch_early(context, kernel_for(params.shape), blocks_for(blocks, 1), kThreads, sizeof(Shared), params, work,
-               exchange, context.errors);
+  launch_early(context, kernel_for(params.shape.row_format), blocks_for(blocks, 1), kThreads, sizeof(Shared), params,
+               work, exchange, context.errors);
   return blocks;
 }
 

@@ -12,6 +12,13 @@ inline constexpr std::int32_t kAttendBlocks = 144;  ///< at once, at most: the m
 inline constexpr std::int32_t kAttendPartBytes = 66 * 1024;
 inline constexpr std::int32_t kAttendTold = 8 * kMaxSplits;  ///< words of a team
 
+/// Whether the kernel is for such rows, and for so many splits.
+inline bool suits_attend_cluster(const ShapeView& shape, std::int32_t splits) {
+  return (shape.row_format == RowFormat::fp8_656 || shape.row_format == RowFormat::bf16_1152) &&
+         shape.latent_dim == 512 && shape.rope_dim == 64 && shape.top_k % 64 == 0 && splits >= 1 &&
+         splits <= kMaxSplits;
+}
+
 /// What a team does at a time: a query row and 64 heads.
 inline std::int32_t attend_items(const ShapeView& shape, std::int32_t rows) {
   return rows * ((shape.query_heads + 63) / 64);

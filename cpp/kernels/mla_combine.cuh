@@ -97,11 +97,12 @@ class Meeting {
       ptx::store_release(told_ + rank_, count_);
     }
   }
-  /// Which parts are, a bit each.
-  __device__ __forceinline__ std::uint32_t there() const {
-    const auto lane = static_cast<std::uint32_t>(lane_index());
-    const std::uint32_t told = ptx::load_acquire(told_ + min(lane, splits_ - 1));
-    return __ballot_sync(kAllLanes, lane < splits_ && static_cast<std::int32_t>(told - count_) >= 0);
+  /// Until all parts are.
+  __device__ __forceinline__ void wait() const {
+    const std::uint32_t split = min(static_cast<std::uint32_t>(lane_index()), splits_ - 1);
+    while (!__all_sync(kAllLanes, static_cast<std::int32_t>(ptx::load_acquire(told_ + split) - count_) >= 0)) {
+    }
+    __syncwarp();
   }
 
  private:
@@ -215,22 +216,15 @@ __device__ __forceinline__ void write_alone(const Attention& attention, const fl
 template <std::uint32_t kMost>
 class Factors {
  public:
-  __device__ __forceinline__ Factors() {
-#pragma unroll
-    for (std::uint32_t i = 0; i < kEach; ++i) {
-      shares_[0][i] = shares_[1][i] = make_uint4(bits_of(-INFINITY), 0, 0, 0);
-    }
-  }
-
-  /// Loads the shares of these splits; `shares` is the one of the thread's first head in the part of split 0.
-  __device__ __forceinline__ void load(const Share* shares, std::uint32_t splits) {
+  /// From the team's shares of the thread's first head, in the part of split 0.
+  __device__ __forceinline__ Factors(const Share* shares, std::uint32_t splits) {
     const std::uint32_t lane = static_cast<std::uint32_t>(lane_index()) % 4;
     const char* from = reinterpret_cast<const char*>(shares) + lane * sizeof(Part);
 #pragma unroll
     for (std::uint32_t i = 0; i < kEach; ++i) {
-      const bool one = (splits >> lane >> (4 * i) & 1U) != 0;
-      ptx::load_if(one, from + 4 * i * sizeof(Part), shares_[0][i]);
-      ptx::load_if(one, from + 4 * i * sizeof(Part) + 8 * sizeof(Share), shares_[1][i]);
+      shares_[0][i] = shares_[1][i] = make_uint4(bits_of(-INFINITY), 0, 0, 0);
+      ptx::load_if(4 * i + lane < splits, from + 4 * i * sizeof(Part), shares_[0][i]);
+      ptx::load_if(4 * i + lane < splits, from + 4 * i * sizeof(Part) + 8 * sizeof(Share), shares_[1][i]);
     }
   }
 
@@ -275,42 +269,39 @@ __device__ __forceinline__ void add_pair(std::uint32_t pair, float factor, float
   second = fmaf(factor, values.y, second);
 }
 
-/// Puts together what the block has of the warp's columns, up to kMine pieces of up to kMost splits: loads what is
-/// there while it waits for the rest. Sums that do not exist count as zeros: to pass over them would take longer.
+/// Puts together what the block has of the warp's columns, up to kMine pieces of up to kMost splits. Sums that there
+/// are not count as zeros: to pass over them takes longer.
 template <std::uint32_t kMost, std::uint32_t kMine>
 __device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t row, std::int32_t first,
                                            const Meeting& meeting) {
+  constexpr bool kExactly = kMost * kMine == kPieces;  // all blocks have the same
   constexpr std::uint32_t kFirst = kMost < 16 ? kMost : 16;
   const Part* part = &meeting.part(0);
-  const Share* shares = part->shares[consumer_warp()] + lane_index() / 4;
+  const std::uint32_t splits = kExactly ? kMost : meeting.splits();
+  const std::uint32_t mine = kExactly ? kMine : meeting.pieces();
+  Factors<kMost> factors(part->shares[consumer_warp()] + lane_index() / 4, splits);
   const char* from = reinterpret_cast<const char*>(part->sums[consumer_warp()][meeting.first_piece()] + lane_index());
-  Factors<kMost> factors;
-  uint4 sums[kMine][kMost] = {};
-  const auto load = [&](std::uint32_t i, std::uint32_t split, std::uint32_t splits) {
-    const bool one = (splits >> split & 1U) != 0 && (kMine == kPieces / kMost || i < meeting.pieces());
-    ptx::load_if(one, from + split * sizeof(Part) + i * sizeof(part->sums[0][0]), sums[i][split]);
-  };
-  const std::uint32_t all = 0xFFFFFFFFU >> (kWarp - meeting.splits());
-  for (std::uint32_t missing = all; missing != 0;) {
-    std::uint32_t come = 0;
-    while (come == 0) {
-      come = meeting.there() & missing;
+  uint4 sums[kMine][kMost];
+  const auto load = [&](std::uint32_t i, std::uint32_t split) {
+    const char* at = from + split * sizeof(Part) + i * sizeof(part->sums[0][0]);
+    if constexpr (kExactly) {
+      sums[i][split] = ptx::load(at);
+    } else {
+      sums[i][split] = make_uint4(0, 0, 0, 0);
+      ptx::load_if(split < (i < mine ? splits : 0U), at, sums[i][split]);
     }
-    __syncwarp();
-    missing ^= come;
-    factors.load(shares, come);
+  };
 #pragma unroll
-    for (std::uint32_t i = 0; i < kMine; ++i) {
+  for (std::uint32_t i = 0; i < kMine; ++i) {
 #pragma unroll
-      for (std::uint32_t split = 0; split < kFirst; ++split) {
-        load(i, split, come);
-      }
+    for (std::uint32_t split = 0; split < kFirst; ++split) {
+      load(i, split);
     }
   }
   factors.weigh();
 #pragma unroll
   for (std::uint32_t split = kFirst; split < kMost; ++split) {  // instead of the shares: not all have registers at once
-    load(0, split, all);
+    load(0, split);
   }
   const Outputs outputs(p, row, first);
   float values[kMine][8] = {};
@@ -327,7 +318,7 @@ __device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t r
   }
 #pragma unroll
   for (std::uint32_t i = 0; i < kMine; ++i) {
-    outputs.store(meeting.first_piece() + i, values[i], i < meeting.pieces());
+    outputs.store(meeting.first_piece() + i, values[i], i < mine);
   }
 }
 

@@ -35,7 +35,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
   const float scale = p.scale * 1.44269504F;  // to powers of two
   std::uint32_t parity = 0;
-  std::uint32_t turn = 0;
+  std::uint32_t turn = 0;  // which of its places for parts the team uses
   for (std::int32_t item = first; item < work.items; item += work.clusters) {
     ptx::wait_copies();
     ptx::fence_proxy_async();
@@ -68,6 +68,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       leave_shares(attention, sums, units, meeting.own());
       meeting.tell();
       load_next();  // not before: telling other blocks would wait for what is on its way
+      meeting.wait();
       combine(p, query_row(p, work, item), work.first_head(item), meeting);
       turn ^= 1U;
     }

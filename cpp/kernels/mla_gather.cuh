@@ -234,7 +234,6 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
   slots = checked(slots, 0);
   rows.start(slots, 0);
   prefetch_row<kFormat>(p.layer.pool, slots);
-  announce_aligned(kBegunBarrier, kThreads);
   coming = checked(coming, 1);
   prefetch_row<kFormat>(p.layer.pool, coming);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tiles; later, full and empty are enough

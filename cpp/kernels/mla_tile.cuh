@@ -42,7 +42,6 @@ static_assert(kConsumers * kConsumerRegisters + kGatherers * kGatherRegisters ==
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kGatherBarrier = 2;
 inline constexpr int kWeightsBarrier = 3;  ///< and the next, one for each half
-inline constexpr int kBegunBarrier = 5;
 
 /// Byte of 16-byte chunk `chunk` (0 to 7) of row `row` in an atom.
 __device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uint32_t chunk) {

@@ -9,7 +9,7 @@ constexpr std::size_t kAlignment = 256;
 
 /// That meet at once, at most, in attend_cluster.
 std::int64_t attend_teams(const ScratchSizes& sizes) {
-  if (sizes.shape.row_format == RowFormat::raw || sizes.splits < 2 || sizes.splits > kMaxSplits) {
+  if (!suits_attend_cluster(sizes.shape, sizes.splits) || sizes.splits == 1) {
     return 0;
   }
   return std::min<std::int64_t>(attend_items(sizes.shape, sizes.block_rows), kAttendBlocks / sizes.splits);

@@ -40,7 +40,8 @@ constexpr std::array kFields{
                 &C::host_row_stride},
     ConfigField{
         "attention_splits", "parts",
-        "parts in which a selection is attended to and combined, 1 to 64; 0 means the number that suits steps of "
+        "parts in which a selection is attended to and combined, 1 to 64 (the kernel for Hopper takes up to 32); 0 "
+        "means the number that suits steps of "
         "max_batch x query_rows rows. On a GPU the last bits of outputs depend on it, never on the batch: set it "
         "where runtimes of several sizes have to agree in them",
         &C::attention_splits},

@@ -9,10 +9,12 @@ namespace {
 
 TEST(AttentionSplits, SuitTheLargestStep) {
   const ModelShape shape = ModelShape::deepseek_v32();  // two groups of 64 heads
-  EXPECT_EQ(chosen_attention_splits(shape, 1), 8);
-  EXPECT_EQ(chosen_attention_splits(shape, 7), 8);   // 14 clusters of 8
-  EXPECT_EQ(chosen_attention_splits(shape, 8), 4);   // 16 would need two rounds
-  EXPECT_EQ(chosen_attention_splits(shape, 32), 2);  // 64 clusters of 2
+  EXPECT_EQ(chosen_attention_splits(shape, 1), 16);
+  EXPECT_EQ(chosen_attention_splits(shape, 4), 16);  // 8 teams of 16
+  EXPECT_EQ(chosen_attention_splits(shape, 6), 11);  // of three halves of a tile, as 13 would have
+  EXPECT_EQ(chosen_attention_splits(shape, 8), 8);
+  EXPECT_EQ(chosen_attention_splits(shape, 13), 5);  // 26 teams, with seven halves, not eight
+  EXPECT_EQ(chosen_attention_splits(shape, 32), 2);  // 64 teams
   EXPECT_EQ(chosen_attention_splits(shape, 64), 1);  // 128 blocks
   EXPECT_EQ(chosen_attention_splits(shape, 1000), 1);
 }

@@ -88,7 +88,6 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
   } else {
     ptx::take_registers<kConsumerRegisters>();
     const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
-    join_aligned(kBegunBarrier, kThreads);
     load_query(p, 0, 0, shared);
     ptx::wait_copies();
     ptx::fence_proxy_async();
