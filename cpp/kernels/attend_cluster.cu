@@ -1,14 +1,20 @@
-// attend_cluster: sparse MLA on Hopper's tensor cores; a cluster per query row and 64 heads, a block per split.
+// attend_cluster: sparse MLA on Hopper's tensor cores; a team of blocks per query row and 64 heads, a block per split.
 //
 // A block takes its split in tiles of 128 entries. Two warpgroups gather rows by slot into shared memory, as bf16
 // (mla_gather.cuh); two others take turns on logits, softmax and 64 x 256 fp32 sums each, in registers
-// (mla_attend.cuh). Blocks are combined over distributed shared memory (mla_combine.cuh) while the rows and queries of
-// the cluster's next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many
-// clusters there are.
+// (mla_attend.cuh). Blocks of a team meet through the second-level cache (mla_meet.cuh) while the rows and queries
+// of its next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many teams
+// there are.
 // Cost, FP8 rows on an H200: a tile takes 8,400 cycles, the gathering warpgroups and the chain of logits, softmax and
 // outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes 8,600 more to
-// stage, tell and combine. 30 TFLOP/s at B = 1, 250 to 374 at B = 64 with 8 to 1 splits; docs/design.md has the parts.
+// leave its sums, tell and combine. docs/design.md has the parts.
 // 192 registers for a consumer, 64 for a gatherer, 219 KB of shared memory: one block per multiprocessor.
+//
+// A block waits for others of its team, which need not have begun: another kernel may hold multiprocessors, even
+// another launch of this one. Blocks take tickets as they begin, and a team's are next to each other. So of the blocks
+// that have begun, all but those of the last team have their teams complete, or will have without any block's end; they
+// finish all their items, and leave their multiprocessors to blocks that wait to begin. It takes as many as a team has
+// blocks, for one of the launches that share the GPU. (That blocks begin in order of their index is nowhere promised.)
 #include "kernels/attend_cluster.hpp"
 
 #include <algorithm>
@@ -34,13 +40,12 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   wait_for_kernel_before();
   if (threadIdx.x == 0) {
-    shared.ticket = p.splits > 1 ? atomicInc(exchange.ticket, gridDim.x - 1) : blockIdx.x;
+    shared.ticket = p.splits > 1 ? atomicInc(exchange.ticket, gridDim.x - 1) : blockIdx.x;  // 0 again after the last
     const auto consumer_warps = static_cast<std::uint32_t>(kConsumers / kWarp);
     for (int half = 0; half < kHalves; ++half) {
       shared.full[half].init(kGatherWarps);
       shared.empty[half].init(consumer_warps);
     }
-    ptx::fence_mbarrier_init();
   }
   __syncthreads();
   const auto splits = static_cast<std::uint32_t>(p.splits);
@@ -84,7 +89,7 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   int multiprocessors = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  return {.splits = splits, .clusters = std::min(multiprocessors, kAttendBlocks) / splits};
+  return {.splits = splits, .teams = std::min(multiprocessors, kAttendBlocks) / splits};
 #else
   static_cast<void>(shape);
   static_cast<void>(splits);
@@ -102,10 +107,10 @@ int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& p
   const std::int32_t groups = attend_items(params.shape, 1);
   const Work work{.groups = groups,
                   .items = items,
-                  .clusters = std::min(plan.clusters, items),
+                  .teams = std::min(plan.teams, items),
                   .part_of_group = Work::part_of(groups),
                   .part_of_split = Work::part_of(plan.splits)};
-  const std::int32_t blocks = work.clusters * plan.splits;
+  const std::int32_t blocks = work.teams * plan.splits;
   launch_early(context, kernel_for(params.shape.row_format), blocks_for(blocks, 1), kThreads, sizeof(Shared), params,
                work, exchange, context.errors);
   return blocks;

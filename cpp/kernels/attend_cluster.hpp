@@ -33,8 +33,8 @@ struct AttendExchange {
 
 /// How attend_cluster runs on a device for one shape; decided once.
 struct AttendClusterPlan {
-  std::int32_t splits = 0;    ///< blocks of a team
-  std::int32_t clusters = 0;  ///< teams that run at once; 0: the kernel cannot be used, attend_splits has to do
+  std::int32_t splits = 0;  ///< blocks of a team
+  std::int32_t teams = 0;   ///< that run at once; 0: the kernel cannot be used, attend_splits has to do
 };
 
 /// The kernel needs a Hopper GPU (and a build for sm_90a), rows of 512 latents and 64 rope elements in FP8 or BF16,

@@ -55,7 +55,7 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
       attend_cluster_ = plan_attend_cluster(sizes.shape, sizes.splits, device_);
       if (sizes.forecast_cap > 0) {
         const int left = multiprocessors_ - kForecastSms;
-        attend_cluster_.clusters = std::min(attend_cluster_.clusters, std::max(1, left / sizes.splits));
+        attend_cluster_.teams = std::min(attend_cluster_.teams, std::max(1, left / sizes.splits));
       }
     }
   }
@@ -252,7 +252,7 @@ void CudaBackend::attend(const AttendParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
   require_at_most("attention_splits", params.splits, memory.sizes().splits);
-  if (attend_cluster_.clusters > 0 && params.splits == attend_cluster_.splits) {
+  if (attend_cluster_.teams > 0 && params.splits == attend_cluster_.splits) {
     LaunchContext launch = context();
     launch.begun = forecasts_.attention_begun(params.layer.pool);
     const int blocks = launch_attend_cluster(params, attend_cluster_, memory.attend_exchange(), launch);

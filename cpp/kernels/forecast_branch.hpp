@@ -18,7 +18,7 @@ namespace echo {
 /// graph; what a capture left unjoined never ran and is forgotten.
 ///
 /// They are launched behind the layer's attention, once its blocks have begun, although they follow its recall: they
-/// get the multiprocessors that attention leaves, and none of its clusters waits for one. Fetching goes on beside the
+/// get the multiprocessors that attention leaves, and none of its blocks waits for one. Fetching goes on beside the
 /// next score; what has not been fetched when the next select begins is left out.
 class ForecastBranch {
  public:

@@ -1,5 +1,5 @@
 #pragma once
-// The consuming warpgroups from query to output: tiles in turns, then the splits of the cluster put together.
+// The consuming warpgroups from query to output: tiles in turns, then the splits put together by their team.
 
 #include <cstdint>
 
@@ -36,11 +36,11 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   const float scale = p.scale * 1.44269504F;  // to powers of two
   std::uint32_t parity = 0;
   std::uint32_t turn = 0;  // which of its places for parts the team uses
-  for (std::int32_t item = first; item < work.items; item += work.clusters) {
+  for (std::int32_t item = first; item < work.items; item += work.teams) {
     ptx::wait_copies();
     ptx::fence_proxy_async();
     meet_aligned(kConsumersBarrier, kConsumers);
-    const std::int32_t next = item + work.clusters;
+    const std::int32_t next = item + work.teams;
     if (threadIdx.x == 0 && split.begin == 0 && next < work.items) {
       prefetch_query(p, query_row(p, work, next), work.first_head(next));
     }

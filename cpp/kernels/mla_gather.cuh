@@ -238,7 +238,7 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
   prefetch_row<kFormat>(p.layer.pool, coming);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tiles; later, full and empty are enough
   std::uint32_t tile = 0;                    // of all of the block's
-  for (std::int32_t item = first; item < work.items; item += work.clusters) {
+  for (std::int32_t item = first; item < work.items; item += work.teams) {
 #pragma unroll 1
     for (std::int32_t left = split.tiles; left > 0; --left, ++tile) {
       ahead.advance(p, work, split);

@@ -1,5 +1,5 @@
 #pragma once
-// What the blocks of attend_cluster work on, and in which order; nothing in it depends on the batch but which cluster
+// What the blocks of attend_cluster work on, and in which order; nothing in it depends on the batch but which team
 // does which query.
 
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace echo::mla {
 
 /// What a launch consists of.
 struct Work {
-  std::int32_t groups;    ///< of 64 heads
-  std::int32_t items;     ///< query rows x groups
-  std::int32_t clusters;  ///< cluster c does items c, c + clusters, ...
+  std::int32_t groups;  ///< of 64 heads
+  std::int32_t items;   ///< query rows x groups
+  std::int32_t teams;   ///< of blocks, one for each split; team t does items t, t + teams, ...
   std::uint32_t part_of_group;
   std::uint32_t part_of_split;
 
@@ -39,7 +39,7 @@ struct Work {
 struct Split {
   std::int32_t begin;  ///< first entry
   std::int32_t count;  ///< of entries; of the last tile, half may be missing
-  std::int32_t tiles;  ///< at least one, so that all blocks of a cluster do the same
+  std::int32_t tiles;  ///< at least one, whose entries may all be missing
 
   __device__ __forceinline__ Split(const AttendParams& p, const Work& work, std::uint32_t rank) {
     const std::uint32_t halves = static_cast<std::uint32_t>(p.shape.top_k) / kHalf;
@@ -68,7 +68,7 @@ struct Place {
       slots += kTile;
       count -= kTile;
     } else {
-      *this = Place(p, work, split, item + work.clusters);
+      *this = Place(p, work, split, item + work.teams);
     }
   }
 };

@@ -174,16 +174,16 @@ TEST(CudaMlaPlan, TakesWhatTheKernelIsMadeFor) {
     for (const std::int32_t splits : {1, 2, 3, 5, 8, 16}) {
       const AttendClusterPlan plan = plan_attend_cluster(shape, splits, 0);
       EXPECT_EQ(plan.splits, splits);
-      EXPECT_GE(plan.clusters * splits, 96) << "splits " << splits;  // most of the multiprocessors
-      std::cout << to_string(format) << ", " << splits << " splits: " << plan.clusters << " clusters at once\n";
+      EXPECT_GE(plan.teams * splits, 96) << "splits " << splits;  // most of the multiprocessors
+      std::cout << to_string(format) << ", " << splits << " splits: " << plan.teams << " teams at once\n";
     }
-    EXPECT_EQ(plan_attend_cluster(shape, 33, 0).clusters, 0);
+    EXPECT_EQ(plan_attend_cluster(shape, 33, 0).teams, 0);
   }
   shape.top_k = 2000;
-  EXPECT_EQ(plan_attend_cluster(shape, 4, 0).clusters, 0);
+  EXPECT_EQ(plan_attend_cluster(shape, 4, 0).teams, 0);
   shape.top_k = 2048;
   shape.row_format = RowFormat::fp32;
-  EXPECT_EQ(plan_attend_cluster(shape, 4, 0).clusters, 0);
+  EXPECT_EQ(plan_attend_cluster(shape, 4, 0).teams, 0);
 }
 
 TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {
@@ -192,13 +192,13 @@ TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {
   const LaunchContext nowhere{nullptr, 0, {nullptr}};
   p.q = memory + 1;
   p.out = memory;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, {}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
   p.q = memory;
   p.out = memory + 1;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, {}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
   p.out = memory;
   p.slots = reinterpret_cast<const std::int32_t*>(memory) + 1;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .clusters = 1}, {}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
 }
 
 std::string name_of(const ::testing::TestParamInfo<RowFormat>& parameter) {

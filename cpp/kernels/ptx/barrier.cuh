@@ -49,20 +49,8 @@ struct Mbarrier {
                  "r"(bytes)
                  : "memory");
   }
-  /// Arrives at this barrier of block `rank`; what the caller has seen and done so far is visible to who waits there.
-  __device__ __forceinline__ void arrive_remote(std::uint32_t rank) {
-    asm volatile(
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(shared_address(this), rank))
-        : "memory");
-  }
-  /// The same without waiting for the caller's writes: enough to tell that what it has read, and used, may be
-  /// overwritten.
-  __device__ __forceinline__ void arrive_remote_relaxed(std::uint32_t rank) {
-    asm volatile(
-        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(shared_address(this), rank))
-        : "memory");
-  }
-  /// The same, announcing bytes that stores will bring there.
+  /// Arrives at this barrier of block `rank`, announcing bytes that stores will bring there; tells of nothing that the
+  /// caller has written.
   __device__ __forceinline__ void arrive_remote_expecting(std::uint32_t rank, std::uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
                      remote_address(shared_address(this), rank)),

@@ -78,16 +78,6 @@ __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* addre
 /// What was loaded before is older than what is loaded behind it, for all of the block.
 __device__ __forceinline__ void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
-/// 16 bytes from the shared memory of any block of the cluster (see remote_address).
-__device__ __forceinline__ uint4 load_remote(std::uint32_t address) {
-  uint4 value;
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
-
 /// Starts a copy of 16 bytes to shared memory; zeros, and the source unread, where it is not `real`.
 __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
