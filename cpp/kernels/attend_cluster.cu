@@ -27,12 +27,13 @@ using namespace mla;
 template <RowFormat kFormat>
 __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_constant__ AttendParams p,
                                                               const __grid_constant__ Work work,
+                                                              const __grid_constant__ Handing handing,
                                                               const __grid_constant__ KernelErrorView errors) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Split split(p, static_cast<std::int32_t>(ptx::cluster_rank()));
-  const auto first = static_cast<std::int32_t>(ptx::cluster_index());
+  const std::uint32_t rank = ptx::cluster_rank();
+  const Split split(p, static_cast<std::int32_t>(rank));
   if (threadIdx.x == 0) {
     const auto consumer_warps = static_cast<std::uint32_t>(kConsumers / kWarp);
     for (int half = 0; half < kHalves; ++half) {
@@ -43,18 +44,20 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
     shared.drained.init(consumer_warps * static_cast<std::uint32_t>(p.splits));
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
-  ptx::cluster_arrive();
   wait_for_kernel_before();
+  handing.number_cluster(work, rank, shared);
+  const Stretch& stretch = shared.stretch;
+  ptx::cluster_arrive();
   // Of 128 registers a thread, which is what all get when the block starts.
   if (threadIdx.x >= kConsumers) {
-    ptx::give_registers<kGatherRegisters>();
-    gather<kFormat>(p, work, split, first, shared, errors);
+    ptx::give_registers<kGatherRegisters<kFormat>>();
+    gather<kFormat>(p, work, split, stretch, shared, errors);
   } else {
-    ptx::take_registers<kConsumerRegisters>();
+    ptx::take_registers<kConsumerRegisters<kFormat>>();
+    const std::int32_t first = stretch.first_item();
     load_query(p, query_row(p, work, first), work.first_head(first), shared);
     ptx::cluster_wait();  // all blocks have their barriers
-    consume(p, work, split, first, shared);
+    consume(p, work, stretch, handing, shared);
   }
   // No block may leave while others read its sums.
   ptx::cluster_arrive();
@@ -62,7 +65,7 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
 #endif
 }
 
-using Kernel = void (*)(AttendParams, Work, KernelErrorView);
+using Kernel = void (*)(AttendParams, Work, Handing, KernelErrorView);
 
 /// nullptr where the kernel is not for rows of this shape.
 Kernel kernel_for(const ShapeView& shape) {
@@ -79,6 +82,12 @@ Kernel kernel_for(const ShapeView& shape) {
   }
 }
 
+bool divides(std::int32_t splits) { return splits == 1 || splits == 2 || splits == 4 || splits == kMaxSplits; }
+
+std::int32_t groups_of(const ShapeView& shape) { return (shape.query_heads + kHeads - 1) / kHeads; }
+
+constexpr std::int32_t kMostBlocks = 132;  ///< of all devices that the kernel is for
+
 void require_aligned(const char* what, const void* pointer) {
   if (reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
     throw InvalidArgument(std::string(what) + ": the array has to be aligned to 16 bytes");
@@ -92,8 +101,7 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
   int major = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   const Kernel kernel = kernel_for(shape);
-  const bool divides = splits == 1 || splits == 2 || splits == 4 || splits == kMaxSplits;
-  if (major != 9 || kernel == nullptr || !divides) {
+  if (major != 9 || kernel == nullptr || !divides(splits)) {
     return {};
   }
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
@@ -101,7 +109,7 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
   const ClusterLaunch launch({}, splits, 1, kThreads, sizeof(Shared));
   int clusters = 0;
   ECHO_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config));
-  return {.splits = splits, .clusters = clusters};
+  return {.splits = splits, .clusters = std::min(clusters, kMostBlocks / splits)};
 #else
   static_cast<void>(shape);
   static_cast<void>(splits);
@@ -110,18 +118,30 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
 #endif
 }
 
+std::size_t attend_cluster_bytes(const ShapeView& shape, std::int32_t splits, std::int32_t rows) {
+  if (kernel_for(shape) == nullptr || !divides(splits)) {
+    return 0;
+  }
+  const std::int64_t blocks = std::min<std::int64_t>(kMostBlocks, std::int64_t{rows} * groups_of(shape) * splits);
+  return kHandingHead + static_cast<std::size_t>(blocks) * sizeof(RunningSums);
+}
+
 int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const LaunchContext& context) {
   require_aligned("q", params.q);
   require_aligned("slots", params.slots);
   require_aligned("out", params.out);
-  const std::int32_t groups = (params.shape.query_heads + kHeads - 1) / kHeads;
-  const std::int32_t items = params.block.count * groups;
-  const Work work{.groups = groups, .items = items, .clusters = std::min(plan.clusters, items)};
-  if (work.clusters == 0) {
+  const std::int32_t items = params.block.count * groups_of(params.shape);
+  if (items == 0) {
     return 0;
   }
+  const Work work{.rows = params.block.count,
+                  .items = items,
+                  .clusters = std::min(plan.clusters, items),
+                  .tiles = tiles_of(params.shape.top_k, plan.splits)};
+  const Handing handing{.begun = reinterpret_cast<std::uint32_t*>(plan.handing),
+                        .blocks = reinterpret_cast<RunningSums*>(plan.handing + kHandingHead)};
   const ClusterLaunch launch(context, plan.splits, work.clusters, kThreads, sizeof(Shared));
-  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, kernel_for(params.shape), params, work, context.errors));
+  ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, kernel_for(params.shape), params, work, handing, context.errors));
   return work.clusters * plan.splits;
 }
 

@@ -65,6 +65,7 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
   }
   Scratch& scratch = scratch_.emplace(device_memory_, sizes);
   fill(scratch.data(), 0, scratch.bytes());
+  attend_cluster_.handing = scratch.attend_cluster();
 }
 
 const Scratch& CudaBackend::scratch() const {

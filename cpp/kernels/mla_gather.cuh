@@ -30,10 +30,10 @@ __device__ __forceinline__ std::uint32_t gatherer() { return ptx::thread_anew() 
 __device__ const std::int32_t kNoSlot = kNone;
 
 /// Starts to load the lane's slot of a tile: kNone where it does not exist.
-__device__ __forceinline__ std::int32_t request_slot(const Place& place) {
+__device__ __forceinline__ std::int32_t request_slot(const std::int32_t* slots, const Place& place) {
   const std::uint32_t lane = gatherer() % kWarpSlots;
   const std::uint32_t entry = lane / kWarpEntries * kHalf + gatherer() / kWarp * kWarpEntries + lane % kWarpEntries;
-  return ptx::load_word(static_cast<std::int32_t>(entry) < place.count ? place.slots + entry : &kNoSlot);
+  return ptx::load_word(static_cast<std::int32_t>(entry) < place.count ? slots + place.first + entry : &kNoSlot);
 }
 
 /// Brings a row into the second-level cache; rows begin at multiples of 16 bytes.
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_exactly(const std::byte* pool, std::int32_
     }
     const std::byte* row = fp8_row(pool, slot);
 #pragma unroll 1
-    for (auto column = static_cast<std::uint32_t>(lane_index()) * 2; column < kLatent; column += 2 * kWarp) {
+    for (std::uint32_t column = gatherer() % kWarp * 2; column < kLatent; column += 2 * kWarp) {
       const std::uint32_t codes = *reinterpret_cast<const std::uint16_t*>(row + column);
       const std::uint32_t pair = convert(codes, float_of(fp8_scale(row, column / kFp8Group)));
       const std::uint32_t place = chunk_place(entry, column % 64 / 8) + column % 8 * 2;
@@ -209,8 +209,8 @@ __device__ __forceinline__ void show_half(std::uint32_t half, std::int32_t slots
 
 /// The gathering warpgroups.
 template <RowFormat kFormat>
-__device__ __forceinline__ void gather(const AttendParams& p, const Work& work, const Split& split, std::int32_t first,
-                                       Shared& shared, const KernelErrorView& errors) {
+__device__ __forceinline__ void gather(const AttendParams& p, const Work& work, const Split& split,
+                                       const Stretch& stretch, Shared& shared, const KernelErrorView& errors) {
   // The slot, if it is one; tells the other warps whether this one has a row in tile number `tile`.
   const auto checked = [&](std::int32_t slot, std::uint32_t tile) {
     if (slot != kNone && (slot < 0 || slot >= p.layer.slots)) {
@@ -224,49 +224,44 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
     return slot;
   };
   Gather<kFormat> rows(p.layer.pool);
-  Place ahead(p, work, split, first);  // of which slots are requested
-  std::int32_t slots = request_slot(ahead);
-  ahead.advance(p, work, split);
-  std::int32_t coming = request_slot(ahead);
+  Place ahead(p, work, split, stretch, stretch.first_item());  // of which slots are requested
+  std::int32_t slots = request_slot(p.slots, ahead);
+  // Bit i: the parity of the item of the i-th tile from here.
+  std::uint32_t parities = ahead.advance(p, work, split, stretch) ? 2U : 0U;
+  std::int32_t coming = request_slot(p.slots, ahead);
   slots = checked(slots, 0);
   rows.start(slots, 0);
   prefetch_row<kFormat>(p.layer.pool, slots);
   coming = checked(coming, 1);
   prefetch_row<kFormat>(p.layer.pool, coming);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tiles; later, full and empty are enough
-  ptx::cluster_wait();     // not earlier: no other block has anything to do with what this one gathers
-  std::uint32_t tile = 0;  // of all of the block's
-  std::uint32_t item_parity = 0;
-  for (std::int32_t item = first; item < work.items; item += work.clusters, item_parity ^= 1U) {
+  ptx::cluster_wait();  // not earlier: no other block has anything to do with what this one gathers
 #pragma unroll 1
-    for (std::int32_t left = split.tiles; left > 0; --left, ++tile) {
-      ahead.advance(p, work, split);
-      const std::int32_t later = request_slot(ahead);
-      shared.empty[0].wait(~tile & 1U);
-      const bool any = shared.marks[tile % kMarks] != 0;
-      if (any) {
-        rows.store(ptx::shared_address(shared.rows[0]), slots, 0);
-        rows.finish();
-      }
-      show_half(0, slots, shared);
-      if (any) {
-        rows.start(slots, 1);
-      }
-      shared.empty[1].wait(~tile & 1U);
-      if (left == split.tiles) {  // where the sums of the last item were, if there is one
-        shared.drained.wait(item_parity ^ 1U);
-      }
-      if (any) {
-        rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
-        rows.finish();
-      }
-      show_half(1, slots, shared);
-      // What follows passes while the consumers are at the two halves.
-      slots = coming;
-      rows.start(slots, 0);
-      coming = checked(later, tile + 2);
-      prefetch_row<kFormat>(p.layer.pool, coming);
+  for (std::uint32_t tile = 0; tile < static_cast<std::uint32_t>(stretch.length); ++tile, parities >>= 1) {
+    parities |= (parities & 2U) << 1 ^ (ahead.advance(p, work, split, stretch) ? 4U : 0U);
+    const std::int32_t later = request_slot(p.slots, ahead);
+    shared.empty[0].wait(~tile & 1U);
+    const bool any = shared.marks[tile % kMarks] != 0;
+    if (any) {
+      rows.store(ptx::shared_address(shared.rows[0]), slots, 0);
+      rows.finish();
     }
+    show_half(0, slots, shared);
+    if (any) {
+      rows.start(slots, 1);
+    }
+    shared.empty[1].wait(~tile & 1U);
+    shared.drained.wait(~parities & 1U);  // where the sums of the last item were, if there is one
+    if (any) {
+      rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
+      rows.finish();
+    }
+    show_half(1, slots, shared);
+    // What follows passes while the consumers are at the two halves.
+    slots = coming;
+    rows.start(slots, 0);
+    coming = checked(later, tile + 2);
+    prefetch_row<kFormat>(p.layer.pool, coming);
   }
 }
 

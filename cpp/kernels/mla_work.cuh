@@ -1,6 +1,6 @@
 #pragma once
 // What the blocks of attend_cluster work on, and in which order; nothing in it depends on the batch but which cluster
-// does which query.
+// does which tiles.
 
 #include <cstdint>
 
@@ -9,51 +9,70 @@
 
 namespace echo::mla {
 
+/// Tiles of an item; blocks of a cluster whose split is shorter by one have nothing in the last.
+ECHO_HOST_DEVICE std::int32_t tiles_of(std::int32_t top_k, std::int32_t splits) {
+  const std::int32_t halves = (top_k / kHalf + splits - 1) / splits;
+  return (halves + kHalves - 1) / kHalves;
+}
+
 /// What a launch consists of.
 struct Work {
-  std::int32_t groups;    ///< of 64 heads
-  std::int32_t items;     ///< query rows x groups
-  std::int32_t clusters;  ///< cluster c does items c, c + clusters, ...
+  std::int32_t rows;      ///< of queries
+  std::int32_t items;     ///< query rows x groups of 64 heads: all rows' first group, then all rows' second
+  std::int32_t clusters;  ///< at most one for each item
+  std::int32_t tiles;     ///< of an item
 
-  __device__ __forceinline__ std::int32_t row(std::int32_t item) const { return item / groups; }
-  __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const { return item % groups * kHeads; }
+  // Clusters that are half of them apart then do the same row's groups at the same time: one reads what the other has
+  // brought into the second-level cache.
+  __device__ __forceinline__ std::int32_t row(std::int32_t item) const { return item % rows; }
+  __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const { return item / rows * kHeads; }
+  /// Whether there are items that two clusters do.
+  __device__ __forceinline__ bool cut() const { return items % clusters != 0; }
+  __device__ __forceinline__ Stretch stretch(std::int32_t number) const {
+    return Stretch::of(items, tiles, clusters, number);
+  }
 };
 
 /// The block's split of a selection.
 struct Split {
   std::int32_t begin;  ///< first entry
-  std::int32_t count;  ///< of entries; of the last tile, half may be missing
-  std::int32_t tiles;  ///< at least one, so that all blocks of a cluster do the same
+  std::int32_t count;  ///< of entries; of the last tiles, halves may be missing
 
   __device__ __forceinline__ Split(const AttendParams& p, std::int32_t rank) {
     const std::int32_t halves = p.shape.top_k / kHalf;
     begin = rank * halves / p.splits * kHalf;
     count = (rank + 1) * halves / p.splits * kHalf - begin;
-    tiles = max(1, (count + kTile - 1) / kTile);
   }
 };
 
 /// A tile of a block's work: the slots of it and of the rest of its item. Going on to the next takes an addition, but
 /// at the end of an item.
 struct Place {
-  const std::int32_t* slots;
+  std::int32_t first;  ///< entry of all selections
   std::int32_t count;  ///< of entries that exist from here on; of an item beyond the last, none
+  std::int32_t left;   ///< tiles, from here on
   std::int32_t item;
 
-  __device__ __forceinline__ Place(const AttendParams& p, const Work& work, const Split& split, std::int32_t item_)
-      : slots(p.slots), count(0), item(item_) {
-    if (item < work.items) {
-      slots += static_cast<std::int64_t>(work.row(item)) * p.shape.top_k + split.begin;
-      count = split.count;
+  __device__ __forceinline__ Place(const AttendParams& p, const Work& work, const Split& split, const Stretch& stretch,
+                                   std::int32_t item_)
+      : first(0), count(0), left(1), item(item_) {
+    if (item != kNone) {
+      const std::int32_t skipped = stretch.first_tile(item) * kTile;
+      first = work.row(item) * p.shape.top_k + split.begin + skipped;
+      count = split.count - skipped;
+      left = stretch.tiles_of(item);
     }
   }
-  __device__ __forceinline__ void advance(const AttendParams& p, const Work& work, const Split& split) {
-    if (count > kTile) {
-      slots += kTile;
+  /// Returns whether another item begins.
+  __device__ __forceinline__ bool advance(const AttendParams& p, const Work& work, const Split& split,
+                                          const Stretch& stretch) {
+    if (--left > 0) {
+      first += kTile;
       count -= kTile;
-    } else {
-      *this = Place(p, work, split, item + work.clusters);
+      return false;
     }
+    *this = Place(p, work, split, stretch, stretch.item_after(item));
+    return true;
   }
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/attend_cluster.hpp"
+
 namespace echo {
 namespace {
 
@@ -25,6 +27,8 @@ struct Scratch::Layout {
     index_weights = take<float>(sizes.block_rows * index_heads);
     attend_sums = take<float>(attend_heads * shape.latent_dim);
     attend_shares = take<float2>(attend_heads);
+    attend_cluster =
+        take<std::byte>(static_cast<std::int64_t>(attend_cluster_bytes(shape, sizes.splits, sizes.block_rows)));
     layers = take<LayerView>(sizes.layers);
     prefetch_queue = take<PrefetchQueue>(1);
     forecast_cap = std::min(sizes.forecast_cap, kMostForecast);
@@ -51,6 +55,7 @@ struct Scratch::Layout {
   std::size_t index_weights;
   std::size_t attend_sums;
   std::size_t attend_shares;
+  std::size_t attend_cluster;
   std::size_t layers;
   std::size_t prefetch_queue;
   std::int32_t forecast_cap;
@@ -75,6 +80,7 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
                     .heads = static_cast<std::int32_t>(layout.index_heads)};
   attend_partials_ = {.sums = reinterpret_cast<float*>(base + layout.attend_sums),
                       .shares = reinterpret_cast<float2*>(base + layout.attend_shares)};
+  attend_cluster_ = base + layout.attend_cluster;
   layers_ = reinterpret_cast<LayerView*>(base + layout.layers);
   prefetch_queue_ = reinterpret_cast<PrefetchQueue*>(base + layout.prefetch_queue);
   forecast_ = {.counts = reinterpret_cast<std::int32_t*>(base + layout.forecast_counts),

@@ -25,6 +25,7 @@ class Scratch {
 
   const IndexQueryView& index_queries() const { return index_queries_; }
   const AttendPartials& attend_partials() const { return attend_partials_; }
+  std::byte* attend_cluster() const { return attend_cluster_; }
   LayerView* layers() const { return layers_; }
   PrefetchQueue* prefetch_queue() const { return prefetch_queue_; }
   /// Of one layer: each has its own, since what they hold outlives the verb.
@@ -39,6 +40,7 @@ class Scratch {
   Buffer buffer_;
   IndexQueryView index_queries_;
   AttendPartials attend_partials_;
+  std::byte* attend_cluster_;
   LayerView* layers_;
   PrefetchQueue* prefetch_queue_;
   ForecastLists forecast_;  ///< of the first layer

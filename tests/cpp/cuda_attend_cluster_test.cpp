@@ -138,6 +138,40 @@ struct Attended {
   std::vector<std::int32_t> slots;
 };
 
+/// Launches for some rows of a world, without waiting for them.
+struct Launches {
+  explicit Launches(Attended& attended_)
+      : attended(attended_),
+        halves(upper_halves(attended.q)),
+        q(*attended.backend, halves),
+        out(*attended.backend, std::vector<float>(halves.size() / attended.q_row() * attended.out_row(), NAN)) {}
+
+  void run(std::int32_t first, std::int32_t count) {
+    World& world = attended.world;
+    attended.backend->attend({.layer = world.layer(),
+                              .block = {.first = first, .count = count, .tick_offset = 0},
+                              .shape = world.shape,
+                              .q = q.data(),
+                              .q_dtype = DType::bf16,
+                              .scale = attended.scale,
+                              .slots = world.slots.data() + static_cast<std::ptrdiff_t>(first) * world.shape.top_k,
+                              .out = out.data(),
+                              .out_dtype = DType::f32,
+                              .splits = world.sizes.splits});
+  }
+  std::vector<float> result(std::size_t first, std::size_t count) {
+    std::vector<float> values(count * attended.out_row());
+    attended.backend->copy_to_host(values.data(), out.data() + first * attended.out_row(),
+                                   values.size() * sizeof(float));
+    return values;
+  }
+
+  Attended& attended;
+  std::vector<std::uint16_t> halves;
+  DeviceArray<std::uint16_t> q;
+  DeviceArray<float> out;
+};
+
 /// Relative error: what bf16 weights and queries cost, and half a bit of a bf16 output.
 double tolerance_of(RowFormat format, DType out = DType::f32) {
   return (format == RowFormat::fp8_656 ? 4e-3 : 2e-3) + (out == DType::bf16 ? 2e-3 : 0.0);
@@ -240,38 +274,19 @@ TEST_F(CudaAttendCluster, BitsDoNotDependOnTheBatch) {
   constexpr std::int32_t kBatch = 102;
   Attended attended(shape, kBatch, 8);
   attended.select([](std::int32_t row, std::int32_t entry) { return (entry * 7 + row) % 11 != 0; }, 59);
-  World& world = attended.world;
   Backend& backend = *attended.backend;
-  const auto halves = upper_halves(attended.q);
-  const DeviceArray q(backend, halves);
-  const DeviceArray out(backend, std::vector<float>(static_cast<std::size_t>(kBatch) * attended.out_row(), NAN));
+  Launches launches(attended);
   const auto k = static_cast<std::size_t>(shape.top_k);
-  const auto run = [&](std::int32_t count) {
-    backend.attend({.layer = world.layer(),
-                    .block = {.first = 0, .count = count, .tick_offset = 0},
-                    .shape = shape,
-                    .q = q.data(),
-                    .q_dtype = DType::bf16,
-                    .scale = attended.scale,
-                    .slots = world.slots.data(),
-                    .out = out.data(),
-                    .out_dtype = DType::f32,
-                    .splits = 8});
-  };
   const auto put = [&](std::size_t from, std::size_t place) {
-    backend.copy_to_device(world.slots.data() + place * k, attended.slots.data() + from * k, k * sizeof(std::int32_t));
-    backend.copy_to_device(q.data() + place * attended.q_row(), halves.data() + from * attended.q_row(),
-                           attended.q_row() * sizeof(std::uint16_t));
-  };
-  const auto result = [&](std::size_t place) {
-    std::vector<float> values(attended.out_row());
-    backend.copy_to_host(values.data(), out.data() + place * attended.out_row(), values.size() * sizeof(float));
-    return values;
+    backend.copy_to_device(attended.world.slots.data() + place * k, attended.slots.data() + from * k,
+                           k * sizeof(std::int32_t));
+    backend.copy_to_device(launches.q.data() + place * attended.q_row(),
+                           launches.halves.data() + from * attended.q_row(), attended.q_row() * sizeof(std::uint16_t));
   };
   constexpr std::size_t kProbe = 37;
   put(kProbe, 0);
-  run(1);
-  const auto alone = result(0);
+  launches.run(0, 1);
+  const auto alone = launches.result(0, 1);
   put(0, 0);
   std::mt19937 engine(60);
   const std::vector<std::int32_t> sizes = {1, 2, 7, 8, 13, 32, 64, 102};
@@ -279,66 +294,121 @@ TEST_F(CudaAttendCluster, BitsDoNotDependOnTheBatch) {
     const std::int32_t size = sizes[static_cast<std::size_t>(repetition) % sizes.size()];
     const auto place = static_cast<std::size_t>(engine() % static_cast<unsigned>(size));
     put(kProbe, place);
-    run(size);
-    const auto got = result(place);
+    launches.run(0, size);
+    const auto got = launches.result(place, 1);
     ASSERT_EQ(std::memcmp(got.data(), alone.data(), got.size() * sizeof(float)), 0)
         << "repetition " << repetition << ", batch " << size << ", place " << place;
     put(place, place);
   }
 }
 
-TEST_F(CudaAttendCluster, ReplayTheSameBits) {
-  Attended attended(wide_shape(RowFormat::fp8_656, 128, 512), 20, 4);
-  attended.select(kEverything, 61);
-  const auto eager = attended.run(DType::bf16);
-  World& world = attended.world;
-  Backend& backend = *attended.backend;
-  const DeviceArray q(backend, upper_halves(attended.q));
-  const DeviceArray out(backend, std::vector<float>(eager.size(), NAN));
-  backend.synchronize();
-  const auto replay = backend.capture([&] {
-    for (int i = 0; i < 5; ++i) {
-      backend.attend({.layer = world.layer(),
-                      .block = world.all_rows(),
-                      .shape = world.shape,
-                      .q = q.data(),
-                      .q_dtype = DType::bf16,
-                      .scale = attended.scale,
-                      .slots = world.slots.data(),
-                      .out = out.data(),
-                      .out_dtype = DType::f32,
-                      .splits = world.sizes.splits});
-    }
-  });
-  for (int i = 0; i < 20; ++i) {
-    replay();
+/// Rows of any lengths and with any gaps: whole selections, beginnings, ends, most tiles or halves empty, nothing.
+void select_anything(Attended& attended, unsigned seed) {
+  const std::int32_t k = attended.shape.top_k;
+  std::mt19937 engine(seed);
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(attended.world.sizes.rows()));
+  for (std::int32_t& length : lengths) {
+    length = static_cast<std::int32_t>(engine() % static_cast<unsigned>(k + 1));
   }
-  const auto replayed = out.read();
-  EXPECT_EQ(std::memcmp(replayed.data(), eager.data(), eager.size() * sizeof(float)), 0);
+  attended.select(
+      [&](std::int32_t row, std::int32_t entry) {
+        const std::int32_t length = lengths[static_cast<std::size_t>(row)];
+        switch (row % 6) {
+          case 0:
+            return true;
+          case 1:
+            return entry < length;
+          case 2:
+            return entry >= length;
+          case 3:
+            return entry / 64 % 5 == length % 5;
+          case 4:
+            return entry == length;
+          default:
+            return false;
+        }
+      },
+      seed + 1);
+}
+
+/// What each row gives alone, then all of them in batches of more items than clusters, most of which two clusters do.
+/// Two other runtimes' attentions run beside them, so that clusters begin at any time and in any order.
+TEST_F(CudaAttendCluster, HandedOverTheSameBits) {
+  constexpr std::int32_t kRows = 140;
+  for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
+    for (const std::int32_t splits : {1, 2, 4, 8}) {
+      const std::int32_t repetitions = format == RowFormat::fp8_656 && splits == 1 ? 400 : 40;
+      Attended attended(wide_shape(format, 128, splits == 8 ? 832 : 2048), kRows, splits);
+      select_anything(attended, 63);
+      Launches launches(attended);
+      for (std::int32_t row = 0; row < kRows; ++row) {
+        launches.run(row, 1);
+      }
+      const auto alone = launches.result(0, kRows);
+      Attended others[] = {{wide_shape(RowFormat::fp8_656, 128, 512), 70, 1},
+                           {wide_shape(RowFormat::fp8_656, 64, 128), 9, 4}};
+      std::vector<std::unique_ptr<Launches>> beside;
+      for (Attended& other : others) {
+        other.select(kEverything, 64);
+        beside.push_back(std::make_unique<Launches>(other));
+      }
+      std::mt19937 engine(65);
+      for (std::int32_t repetition = 0; repetition < repetitions; ++repetition) {
+        const auto size =
+            static_cast<std::int32_t>(140 - (repetition < 4 ? static_cast<unsigned>(repetition) : engine() % 74));
+        for (const auto& other : beside) {
+          for (unsigned i = repetition % 2 == 0 ? 0 : engine() % 5; i > 0; --i) {
+            other->run(0, other->attended.world.sizes.rows());
+          }
+        }
+        launches.run(0, size);
+        // One of the first rows and of the last, and all of them now and then.
+        const auto first = repetition % 10 == 0 ? 0 : engine() % static_cast<unsigned>(size);
+        const auto count = repetition % 10 == 0 ? static_cast<std::size_t>(size) : 1;
+        const auto got = launches.result(first, count);
+        ASSERT_EQ(std::memcmp(got.data(), alone.data() + first * attended.out_row(), got.size() * sizeof(float)), 0)
+            << splits << " splits, repetition " << repetition << ", batch " << size << ", from row " << first;
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttendCluster, ReplayTheSameBits) {
+  for (const std::int32_t rows : {20, 90}) {  // with 90, clusters hand over
+    Attended attended(wide_shape(RowFormat::fp8_656, 128, 512), rows, rows == 20 ? 4 : 1);
+    attended.select(kEverything, 61);
+    const auto eager = attended.run(DType::bf16);
+    Launches launches(attended);
+    attended.backend->synchronize();
+    const auto replay = attended.backend->capture([&] {
+      for (int i = 0; i < 5; ++i) {
+        launches.run(0, rows);
+      }
+    });
+    for (int i = 0; i < 20; ++i) {
+      replay();
+    }
+    const auto replayed = launches.out.read();
+    EXPECT_EQ(std::memcmp(replayed.data(), eager.data(), eager.size() * sizeof(float)), 0);
+  }
 }
 
 TEST_F(CudaAttendCluster, ReportBadSlots) {
-  Attended attended(wide_shape(RowFormat::fp8_656, 16, 64), 1, 2);
-  attended.select(kEverything, 62);
-  auto bad = attended.slots;
-  bad[7] = attended.world.sizes.slots;
-  bad[9] = -2;
-  attended.world.slots.write(bad);
-  attended.slots[7] = attended.slots[9] = kNone;
-  const DeviceArray q(*attended.backend, attended.q);
-  const DeviceArray out(*attended.backend, std::vector<float>(attended.out_row(), NAN));
-  attended.backend->attend({.layer = attended.world.layer(),
-                            .block = attended.world.all_rows(),
-                            .shape = attended.shape,
-                            .q = q.data(),
-                            .q_dtype = DType::f32,
-                            .scale = attended.scale,
-                            .slots = attended.world.slots.data(),
-                            .out = out.data(),
-                            .out_dtype = DType::f32,
-                            .splits = 2});
-  EXPECT_THROW(attended.backend->synchronize(), StateError);
-  attended.expect_formula(out.read(), 4e-3, "without the bad slots");
+  for (const std::int32_t rows : {1, 90}) {
+    Attended attended(wide_shape(RowFormat::fp8_656, 128, 512), rows, rows == 1 ? 2 : 1);
+    attended.select(kEverything, 62);
+    auto bad = attended.slots;
+    for (std::size_t i = 7; i + 2 < bad.size(); i += 200) {
+      bad[i] = attended.world.sizes.slots;
+      bad[i + 2] = -2;
+      attended.slots[i] = attended.slots[i + 2] = kNone;
+    }
+    attended.world.slots.write(bad);
+    Launches launches(attended);
+    launches.run(0, rows);
+    EXPECT_THROW(attended.backend->synchronize(), StateError);
+    attended.expect_formula(launches.out.read(), 4e-3, "without the bad slots");
+  }
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ __global__ __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Work work{1, 1, 1};
+  const Work work{.rows = 1, .items = 1, .clusters = 1, .tiles = tiles_of(p.shape.top_k, 1)};
   const Split split(p, 0);
   if (threadIdx.x == 0) {
     for (int half = 0; half < kHalves; ++half) {
@@ -82,14 +82,15 @@ __global__ __launch_bounds__(kThreads, 1)
       shared.empty[half].init(kConsumers / kWarp);
     }
     shared.drained.init(1);  // fresh: nobody has sums where rows go
+    shared.stretch = work.stretch(0);
   }
   __syncthreads();
   ptx::cluster_arrive();
   if (threadIdx.x >= kConsumers) {
-    ptx::give_registers<kGatherRegisters>();
-    gather<kFormat>(p, work, split, 0, shared, errors);
+    ptx::give_registers<kGatherRegisters<kFormat>>();
+    gather<kFormat>(p, work, split, shared.stretch, shared, errors);
   } else {
-    ptx::take_registers<kConsumerRegisters>();
+    ptx::take_registers<kConsumerRegisters<kFormat>>();
     const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
     load_query(p, 0, 0, shared);
     ptx::cluster_wait();
@@ -101,7 +102,7 @@ __global__ __launch_bounds__(kThreads, 1)
     } else if constexpr (kStage == Stage::logits) {
       dump_logits(dump, group, shared);
     } else {
-      dump_sums(dump, group, split.tiles, shared);
+      dump_sums(dump, group, work.tiles, shared);
     }
   }
 #endif

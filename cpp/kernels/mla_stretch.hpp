@@ -1,0 +1,60 @@
+#pragma once
+// How the tiles of attend_cluster's items are dealt out, item by item, in stretches of nearly the same length, none
+// shorter than an item. A stretch begins and ends within items. Its cluster does the head of the item at its end first,
+// then whole items, then the tail of the item at its beginning, for which it needs what the cluster before it has left
+// of the head. So what others wait for comes first and waits for nothing.
+//
+//   stretch 0           | stretch 1                       The first tiles of item 1 are what cluster 0 does first, the
+//   item 0       item 1 | item 1       item 2             others what cluster 1 does last.
+
+#include <cstdint>
+
+#include "cache_manager/address.hpp"
+
+namespace echo::mla {
+
+/// A cluster's stretch.
+struct Stretch {
+  std::int32_t number;  ///< the cluster's
+  std::int32_t begin;   ///< first whole item
+  std::int32_t end;     ///< of whole items
+  std::int32_t length;  ///< tiles in all
+  std::int32_t tiles;   ///< of a whole item
+  std::int32_t head;    ///< tiles that are done here of item `end`
+  std::int32_t tail;    ///< the first that is done here of item begin - 1; 0: none is
+
+  /// Number `number` of `clusters`, of which there are no more than items.
+  ECHO_HOST_DEVICE static Stretch of(std::int32_t items, std::int32_t tiles, std::int32_t clusters,
+                                     std::int32_t number) {
+    // floor(number x all / clusters) in 32 bits
+    const std::int32_t all = items * tiles;
+    const std::int32_t from = number * (all / clusters) + number * (all % clusters) / clusters;
+    const std::int32_t to = (number + 1) * (all / clusters) + (number + 1) * (all % clusters) / clusters;
+    return {.number = number,
+            .begin = (from + tiles - 1) / tiles,
+            .end = to / tiles,
+            .length = to - from,
+            .tiles = tiles,
+            .head = to % tiles,
+            .tail = from % tiles};
+  }
+  ECHO_HOST_DEVICE std::int32_t first_item() const { return head > 0 ? end : begin; }
+  /// kNone behind the last one, and behind kNone.
+  ECHO_HOST_DEVICE std::int32_t item_after(std::int32_t item) const {
+    if (item < begin) {
+      return kNone;
+    }
+    const std::int32_t next = item == end ? begin : item + 1;
+    return next < end ? next : tail > 0 ? begin - 1 : kNone;
+  }
+  ECHO_HOST_DEVICE std::int32_t first_tile(std::int32_t item) const { return item < begin ? tail : 0; }
+  ECHO_HOST_DEVICE std::int32_t tiles_of(std::int32_t item) const {
+    return item == end ? head : tiles - first_tile(item);
+  }
+  /// Whether an item is ended here; else it is handed over.
+  ECHO_HOST_DEVICE bool ends(std::int32_t item) const { return item != end; }
+  /// Items that are ended before it.
+  ECHO_HOST_DEVICE std::int32_t ended_before(std::int32_t item) const { return (item < begin ? end : item) - begin; }
+};
+
+}  // namespace echo::mla
