@@ -22,6 +22,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   const auto splits = static_cast<std::uint32_t>(p.splits);
   const float scale = p.scale * 1.44269504F;  // to powers of two
   std::uint32_t parity = 0;
+  bool untold = false;
   for (std::int32_t item = stretch.first_item(); item != kNone;) {
     Attention attention;
     if (stretch.first_tile(item) > 0) {
@@ -30,6 +31,10 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
     ptx::wait_copies();
     ptx::fence_proxy_async();
     meet_aligned(kConsumersBarrier, kConsumers);
+    if (untold) {
+      tell(handing.sums(p, stretch.number, ptx::cluster_rank()));
+      untold = false;
+    }
     if (threadIdx.x == 0 && ptx::cluster_rank() == 0 && stretch.item_after(item) != kNone) {
       prefetch_query(p, query_row(p, work, stretch.item_after(item)), work.first_head(stretch.item_after(item)));
     }
@@ -48,6 +53,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       }
     } else {
       hand_over(attention, handing.sums(p, stretch.number, ptx::cluster_rank()));
+      untold = true;
     }
     const std::int32_t next = stretch.item_after(item);
     if (next != kNone) {  // not before: telling other blocks would wait for what is on its way

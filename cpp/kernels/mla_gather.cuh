@@ -17,6 +17,7 @@
 #include "kernels/mla_work.cuh"
 #include "kernels/params.hpp"
 #include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/tensor_copy.cuh"
 
 namespace echo::mla {
 
@@ -36,12 +37,23 @@ __device__ __forceinline__ std::int32_t request_slot(const std::int32_t* slots, 
   return ptx::load_word(static_cast<std::int32_t>(entry) < place.count ? slots + place.first + entry : &kNoSlot);
 }
 
-/// Brings a row into the second-level cache; rows begin at multiples of 16 bytes.
+/// Brings the warp's rows of a tile into the second-level cache; rows begin at multiples of 16 bytes. One lane does it
+/// for all: the instruction takes its address from registers that a warp has once, and lanes would do it in turns.
 template <RowFormat kFormat>
-__device__ __forceinline__ void prefetch_row(const std::byte* pool, std::int32_t slot) {
+__device__ __forceinline__ void prefetch_rows(const std::byte* pool, std::int32_t slots) {
   constexpr std::uint32_t kBytes = kFormat == RowFormat::fp8_656 ? kFp8RowBytes : kBf16RowBytes;
-  if (slot != kNone && gatherer() % kWarp < kWarpSlots) {
-    ptx::prefetch(row_address(pool, slot, kBytes), kBytes);
+  std::int32_t all[kWarpSlots];
+#pragma unroll
+  for (std::uint32_t i = 0; i < kWarpSlots; ++i) {
+    all[i] = __shfl_sync(kAllLanes, slots, static_cast<int>(i));
+  }
+  if (ptx::elect()) {
+#pragma unroll
+    for (const std::int32_t slot : all) {
+      if (slot != kNone) {
+        ptx::prefetch(row_address(pool, slot, kBytes), kBytes);
+      }
+    }
   }
 }
 
@@ -226,19 +238,20 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
   Gather<kFormat> rows(p.layer.pool);
   Place ahead(p, work, split, stretch, stretch.first_item());  // of which slots are requested
   std::int32_t slots = request_slot(p.slots, ahead);
-  // Bit i: the parity of the item of the i-th tile from here.
-  std::uint32_t parities = ahead.advance(p, work, split, stretch) ? 2U : 0U;
+  // The parities of the items of the tile before, this one and the next two.
+  std::uint32_t parities = ahead.advance(p, work, split, stretch) ? 4U : 0U;
   std::int32_t coming = request_slot(p.slots, ahead);
   slots = checked(slots, 0);
   rows.start(slots, 0);
-  prefetch_row<kFormat>(p.layer.pool, slots);
+  prefetch_rows<kFormat>(p.layer.pool, slots);
   coming = checked(coming, 1);
-  prefetch_row<kFormat>(p.layer.pool, coming);
+  prefetch_rows<kFormat>(p.layer.pool, coming);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tiles; later, full and empty are enough
   ptx::cluster_wait();  // not earlier: no other block has anything to do with what this one gathers
+  const auto tiles = static_cast<std::uint32_t>(__shfl_sync(kAllLanes, stretch.length, 0));
 #pragma unroll 1
-  for (std::uint32_t tile = 0; tile < static_cast<std::uint32_t>(stretch.length); ++tile, parities >>= 1) {
-    parities |= (parities & 2U) << 1 ^ (ahead.advance(p, work, split, stretch) ? 4U : 0U);
+  for (std::uint32_t tile = 0; tile < tiles; ++tile, parities >>= 1) {
+    parities |= (parities & 4U) << 1 ^ (ahead.advance(p, work, split, stretch) ? 8U : 0U);
     const std::int32_t later = request_slot(p.slots, ahead);
     shared.empty[0].wait(~tile & 1U);
     const bool any = shared.marks[tile % kMarks] != 0;
@@ -251,7 +264,9 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
       rows.start(slots, 1);
     }
     shared.empty[1].wait(~tile & 1U);
-    shared.drained.wait(~parities & 1U);  // where the sums of the last item were, if there is one
+    if (((parities ^ parities >> 1) & 1U) != 0) {  // where the sums of the last item were
+      shared.drained.wait(parities & 1U);
+    }
     if (any) {
       rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
       rows.finish();
@@ -261,7 +276,7 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
     slots = coming;
     rows.start(slots, 0);
     coming = checked(later, tile + 2);
-    prefetch_row<kFormat>(p.layer.pool, coming);
+    prefetch_rows<kFormat>(p.layer.pool, coming);
   }
 }
 

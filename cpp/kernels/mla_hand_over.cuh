@@ -52,7 +52,7 @@ struct Handing {
   }
 };
 
-/// A consuming warp's part of the sums to where take_over finds it.
+/// A consuming warp's part of the sums to where take_over finds it once it has been told.
 __device__ __forceinline__ void hand_over(const Attention& attention, RunningSums& sums) {
   const std::uint32_t thread = threadIdx.x;
 #pragma unroll
@@ -62,9 +62,13 @@ __device__ __forceinline__ void hand_over(const Attention& attention, RunningSum
   }
   ptx::store(&sums.heads[thread], make_uint4(bits_of(attention.reference[0]), bits_of(attention.reference[1]),
                                              bits_of(attention.sum[0]), bits_of(attention.sum[1])));
+}
+
+/// Waits until they are there, so it comes when they may be.
+__device__ __forceinline__ void tell(RunningSums& sums) {
   __syncwarp();
   if (lane_index() == 0) {
-    ptx::store_release(&sums.told[thread / kWarp], 1U);
+    ptx::store_release(&sums.told[threadIdx.x / kWarp], 1U);
   }
 }
 

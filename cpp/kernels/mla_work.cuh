@@ -22,14 +22,16 @@ struct Work {
   std::int32_t clusters;  ///< at most one for each item
   std::int32_t tiles;     ///< of an item
 
-  // Clusters that are half of them apart then do the same row's groups at the same time: one reads what the other has
-  // brought into the second-level cache.
   __device__ __forceinline__ std::int32_t row(std::int32_t item) const { return item % rows; }
   __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const { return item / rows * kHeads; }
   /// Whether there are items that two clusters do.
   __device__ __forceinline__ bool cut() const { return items % clusters != 0; }
-  __device__ __forceinline__ Stretch stretch(std::int32_t number) const {
-    return Stretch::of(items, tiles, clusters, number);
+  /// Of the `index`-th cluster. Neighbours do the same row's groups at the same time: one reads what the other has
+  /// brought into the second-level cache. What a cluster goes on with, one of a smaller index has begun.
+  __device__ __forceinline__ Stretch stretch(std::int32_t index) const {
+    const std::int32_t groups = items / rows;
+    const bool divides = clusters % groups == 0;
+    return Stretch::of(items, tiles, clusters, divides ? index / groups + index % groups * (clusters / groups) : index);
   }
 };
 

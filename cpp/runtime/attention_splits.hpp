@@ -4,8 +4,9 @@
 // on where it is made.
 //
 // attend_cluster has clusters of as many blocks as there are parts. Few parts keep few multiprocessors busy in a small
-// step; many parts cost time to be put together, and clusters leave multiprocessors over. What is minimised is how many
-// rounds the clusters of an H200 need, times the cycles of one.
+// step; many parts cost time to be put together, and clusters leave multiprocessors over. Where there are more queries
+// than clusters, each gets an equal part of all tiles; a query that two of them have is handed over (mla_stretch.hpp).
+// What is minimised is the cycles of the cluster of an H200 that has most to do.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,6 +25,7 @@ struct Choice {
 inline constexpr Choice kChoices[] = {{1, 132}, {2, 66}, {4, 30}, {8, 15}};
 inline constexpr std::int64_t kTileCycles = 8400;     ///< of 128 selected rows
 inline constexpr std::int64_t kItemCycles = 8600;     ///< to put the parts of a query together
+inline constexpr std::int64_t kHandingCycles = 8000;  ///< to hand over one query and to take over another
 inline constexpr std::int64_t kAnyway = 4;            ///< parts where the choice makes little difference
 inline constexpr std::int64_t kLeastSelected = 1024;  ///< rows, for it to make one
 
@@ -39,7 +41,9 @@ inline std::int64_t chosen_attention_splits(const ModelShape& shape, std::int64_
   const std::int64_t items = rows * groups_of(shape.query_heads, 64);
   const auto cycles = [&](const Choice& choice) {
     const std::int64_t tiles = groups_of(shape.top_k, choice.splits * 128);
-    return groups_of(items, choice.clusters) * (tiles * kTileCycles + kItemCycles);
+    const std::int64_t clusters = std::min(choice.clusters, items);
+    return groups_of(items * tiles, clusters) * kTileCycles + groups_of(items, clusters) * kItemCycles +
+           (items % clusters == 0 ? 0 : kHandingCycles);
   };
   return std::ranges::min_element(kChoices, {}, cycles)->splits;
 }

@@ -12,7 +12,9 @@ TEST(AttentionSplits, SuitTheLargestStep) {
   EXPECT_EQ(chosen_attention_splits(shape, 1), 8);
   EXPECT_EQ(chosen_attention_splits(shape, 7), 8);   // 14 clusters of 8
   EXPECT_EQ(chosen_attention_splits(shape, 8), 4);   // 16 would need two rounds
+  EXPECT_EQ(chosen_attention_splits(shape, 16), 4);  // 30 clusters of 4 have a little more than one each
   EXPECT_EQ(chosen_attention_splits(shape, 32), 2);  // 64 clusters of 2
+  EXPECT_EQ(chosen_attention_splits(shape, 40), 2);
   EXPECT_EQ(chosen_attention_splits(shape, 64), 1);  // 128 blocks
   EXPECT_EQ(chosen_attention_splits(shape, 1000), 1);
 }
