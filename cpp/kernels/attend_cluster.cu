@@ -3,12 +3,14 @@
 // A block takes its split in tiles of 128 entries. Two warpgroups gather rows by slot into shared memory, as bf16
 // (mla_gather.cuh); two others take turns on logits, softmax and 64 x 256 fp32 sums each, in registers
 // (mla_attend.cuh). Blocks are combined over distributed shared memory (mla_combine.cuh) while the rows and queries of
-// the cluster's next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many
-// clusters there are.
+// the cluster's next item arrive. Where there are more items than clusters, all tiles are dealt out in equal parts, and
+// an item that two clusters have is handed over as it is (mla_stretch.hpp, mla_hand_over.cuh). Splits are places of the
+// selection: bits depend neither on the batch nor on how many clusters there are.
 // Cost, FP8 rows on an H200: a tile takes 8,400 cycles, the gathering warpgroups and the chain of logits, softmax and
 // outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes 8,600 more to
 // stage, tell and combine. 30 TFLOP/s at B = 1, 250 to 374 at B = 64 with 8 to 1 splits; docs/design.md has the parts.
-// 192 registers for a consumer, 64 for a gatherer, 219 KB of shared memory: one block per multiprocessor.
+// 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16 rows), 219 KB of shared memory: one block per
+// multiprocessor.
 #include "kernels/attend_cluster.hpp"
 
 #include <algorithm>
@@ -134,15 +136,14 @@ int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& p
   if (items == 0) {
     return 0;
   }
+  const std::int32_t clusters = std::min(plan.clusters, items);
   const Work work{.rows = params.block.count,
-                  .items = items,
-                  .clusters = std::min(plan.clusters, items),
-                  .tiles = tiles_of(params.shape.top_k, plan.splits)};
+                  .deal = Deal::of(items, tiles_of(params.shape.top_k, plan.splits), clusters)};
   const Handing handing{.begun = reinterpret_cast<std::uint32_t*>(plan.handing),
                         .blocks = reinterpret_cast<RunningSums*>(plan.handing + kHandingHead)};
-  const ClusterLaunch launch(context, plan.splits, work.clusters, kThreads, sizeof(Shared));
+  const ClusterLaunch launch(context, plan.splits, clusters, kThreads, sizeof(Shared));
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, kernel_for(params.shape), params, work, handing, context.errors));
-  return work.clusters * plan.splits;
+  return clusters * plan.splits;
 }
 
 }  // namespace echo

@@ -23,21 +23,6 @@ struct Stretch {
   std::int32_t head;    ///< tiles that are done here of item `end`
   std::int32_t tail;    ///< the first that is done here of item begin - 1; 0: none is
 
-  /// Number `number` of `clusters`, of which there are no more than items.
-  ECHO_HOST_DEVICE static Stretch of(std::int32_t items, std::int32_t tiles, std::int32_t clusters,
-                                     std::int32_t number) {
-    // floor(number x all / clusters) in 32 bits
-    const std::int32_t all = items * tiles;
-    const std::int32_t from = number * (all / clusters) + number * (all % clusters) / clusters;
-    const std::int32_t to = (number + 1) * (all / clusters) + (number + 1) * (all % clusters) / clusters;
-    return {.number = number,
-            .begin = (from + tiles - 1) / tiles,
-            .end = to / tiles,
-            .length = to - from,
-            .tiles = tiles,
-            .head = to % tiles,
-            .tail = from % tiles};
-  }
   ECHO_HOST_DEVICE std::int32_t first_item() const { return head > 0 ? end : begin; }
   /// kNone behind the last one, and behind kNone.
   ECHO_HOST_DEVICE std::int32_t item_after(std::int32_t item) const {
@@ -55,6 +40,51 @@ struct Stretch {
   ECHO_HOST_DEVICE bool ends(std::int32_t item) const { return item != end; }
   /// Items that are ended before it.
   ECHO_HOST_DEVICE std::int32_t ended_before(std::int32_t item) const { return (item < begin ? end : item) - begin; }
+};
+
+/// What is dealt out: all that needs no cluster's number is found out once, on the host.
+struct Deal {
+  std::int32_t items;
+  std::int32_t tiles;     ///< of an item
+  std::int32_t clusters;  ///< at most one for each item
+  std::int32_t each;      ///< items of a cluster, where all have as many; else 0: some items are cut
+  std::int32_t quota;     ///< tiles that each cluster has at least
+  std::int32_t rest;      ///< tiles that are left over
+
+  static Deal of(std::int32_t items, std::int32_t tiles, std::int32_t clusters) {
+    return {.items = items,
+            .tiles = tiles,
+            .clusters = clusters,
+            .each = items % clusters == 0 ? items / clusters : 0,
+            .quota = items * tiles / clusters,
+            .rest = items * tiles % clusters};
+  }
+  ECHO_HOST_DEVICE bool cut() const { return each == 0; }
+  /// Of cluster `number`.
+  ECHO_HOST_DEVICE Stretch stretch(std::int32_t number) const {
+    if (!cut()) {  // the usual case, without divisions
+      return {.number = number,
+              .begin = number * each,
+              .end = (number + 1) * each,
+              .length = each * tiles,
+              .tiles = tiles,
+              .head = 0,
+              .tail = 0};
+    }
+    const std::int32_t from = first(number);
+    const std::int32_t to = first(number + 1);
+    return {.number = number,
+            .begin = (from + tiles - 1) / tiles,
+            .end = to / tiles,
+            .length = to - from,
+            .tiles = tiles,
+            .head = to % tiles,
+            .tail = from % tiles};
+  }
+
+ private:
+  /// floor(number x items x tiles / clusters), in 32 bits.
+  ECHO_HOST_DEVICE std::int32_t first(std::int32_t number) const { return number * quota + number * rest / clusters; }
 };
 
 }  // namespace echo::mla

@@ -15,24 +15,13 @@ ECHO_HOST_DEVICE std::int32_t tiles_of(std::int32_t top_k, std::int32_t splits) 
   return (halves + kHalves - 1) / kHalves;
 }
 
-/// What a launch consists of.
+/// What a launch consists of. Items are query rows x groups of 64 heads: all rows' first group, then all rows' second.
 struct Work {
-  std::int32_t rows;      ///< of queries
-  std::int32_t items;     ///< query rows x groups of 64 heads: all rows' first group, then all rows' second
-  std::int32_t clusters;  ///< at most one for each item
-  std::int32_t tiles;     ///< of an item
+  std::int32_t rows;  ///< of queries
+  Deal deal;          ///< of the items to the clusters
 
   __device__ __forceinline__ std::int32_t row(std::int32_t item) const { return item % rows; }
   __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const { return item / rows * kHeads; }
-  /// Whether there are items that two clusters do.
-  __device__ __forceinline__ bool cut() const { return items % clusters != 0; }
-  /// Of the `index`-th cluster. Neighbours do the same row's groups at the same time: one reads what the other has
-  /// brought into the second-level cache. What a cluster goes on with, one of a smaller index has begun.
-  __device__ __forceinline__ Stretch stretch(std::int32_t index) const {
-    const std::int32_t groups = items / rows;
-    const bool divides = clusters % groups == 0;
-    return Stretch::of(items, tiles, clusters, divides ? index / groups + index % groups * (clusters / groups) : index);
-  }
 };
 
 /// The block's split of a selection.

@@ -74,7 +74,8 @@ __global__ __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Work work{.rows = 1, .items = 1, .clusters = 1, .tiles = tiles_of(p.shape.top_k, 1)};
+  const std::int32_t tiles = tiles_of(p.shape.top_k, 1);
+  const Work work{.rows = 1, .deal = {.items = 1, .tiles = tiles, .clusters = 1, .each = 1, .quota = tiles, .rest = 0}};
   const Split split(p, 0);
   if (threadIdx.x == 0) {
     for (int half = 0; half < kHalves; ++half) {
@@ -82,7 +83,7 @@ __global__ __launch_bounds__(kThreads, 1)
       shared.empty[half].init(kConsumers / kWarp);
     }
     shared.drained.init(1);  // fresh: nobody has sums where rows go
-    shared.stretch = work.stretch(0);
+    shared.stretch = work.deal.stretch(0);
   }
   __syncthreads();
   ptx::cluster_arrive();
@@ -102,7 +103,7 @@ __global__ __launch_bounds__(kThreads, 1)
     } else if constexpr (kStage == Stage::logits) {
       dump_logits(dump, group, shared);
     } else {
-      dump_sums(dump, group, work.tiles, shared);
+      dump_sums(dump, group, tiles, shared);
     }
   }
 #endif

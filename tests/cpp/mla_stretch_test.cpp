@@ -12,10 +12,11 @@ namespace {
 void expect_all_dealt(std::int32_t items, std::int32_t tiles, std::int32_t clusters) {
   SCOPED_TRACE(std::to_string(items) + " items of " + std::to_string(tiles) + " tiles, " + std::to_string(clusters) +
                " clusters");
+  const Deal deal = Deal::of(items, tiles, clusters);
   std::vector<std::int32_t> next(static_cast<std::size_t>(items), 0);  // tile of each item
   std::vector<std::int32_t> owner(static_cast<std::size_t>(items), kNone);
   for (std::int32_t number = 0; number < clusters; ++number) {
-    const Stretch stretch = Stretch::of(items, tiles, clusters, number);
+    const Stretch stretch = deal.stretch(number);
     ASSERT_GE(stretch.length, tiles);
     ASSERT_LE(stretch.length, (items * tiles + clusters - 1) / clusters);
     std::int32_t length = 0;
@@ -62,7 +63,7 @@ TEST(MlaStretch, AllTilesAreDealt) {
 
 TEST(MlaStretch, WholeItemsWhereTheyDivide) {
   for (std::int32_t number = 0; number < 12; ++number) {
-    const Stretch stretch = Stretch::of(24, 16, 12, number);
+    const Stretch stretch = Deal::of(24, 16, 12).stretch(number);
     EXPECT_EQ(stretch.head, 0);
     EXPECT_EQ(stretch.tail, 0);
     EXPECT_EQ(stretch.begin, 2 * number);
