@@ -3,17 +3,20 @@
 // A block takes its split in tiles of 128 entries. Two warpgroups gather rows by slot into shared memory, as bf16
 // (mla_gather.cuh); two others take turns on logits, softmax and 64 x 256 fp32 sums each, in registers
 // (mla_attend.cuh). Blocks of a team meet through the second-level cache (mla_meet.cuh) while the rows and queries
-// of its next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many teams
-// there are.
+// of its next item arrive. Where there are more items than teams, all tiles are dealt out in equal parts, and an item
+// that two teams have is handed over as it is (mla_stretch.hpp, mla_hand_over.cuh). Splits are places of the selection:
+// bits depend neither on the batch nor on how many teams there are.
 // Cost, FP8 rows on an H200: a tile takes 8,400 cycles, the gathering warpgroups and the chain of logits, softmax and
 // outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes 8,600 more to
 // leave its sums, tell and combine. docs/design.md has the parts.
-// 192 registers for a consumer, 64 for a gatherer, 219 KB of shared memory: one block per multiprocessor.
+// 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16 rows), 219 KB of shared memory: one block per
+// multiprocessor.
 //
 // A block waits for others of its team, which need not have begun: another kernel may hold multiprocessors, even
 // another launch of this one. Blocks take tickets as they begin, and a team's are next to each other. So of the blocks
-// that have begun, all but those of the last team have their teams complete, or will have without any block's end; they
-// finish all their items, and leave their multiprocessors to blocks that wait to begin. It takes as many as a team has
+// that have begun, all but those of the last team have their teams complete, or will have without any block's end. What
+// is handed to them comes from the team before, which does it first, and waits for nobody before that. So they finish
+// all their items, and leave their multiprocessors to blocks that wait to begin. It takes as many as a team has
 // blocks, for one of the launches that share the GPU. (That blocks begin in order of their index is nowhere promised.)
 #include "kernels/attend_cluster.hpp"
 
@@ -38,28 +41,30 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  wait_for_kernel_before();
   if (threadIdx.x == 0) {
-    shared.ticket = p.splits > 1 ? atomicInc(exchange.ticket, gridDim.x - 1) : blockIdx.x;  // 0 again after the last
+    const bool ordered = p.splits > 1 || work.deal.cut();                              // some block waits for another
+    shared.ticket = ordered ? atomicInc(exchange.ticket, gridDim.x - 1) : blockIdx.x;  // 0 again after the last
+    shared.stretch = work.deal.stretch(static_cast<std::int32_t>(work.seat(shared.ticket, p.splits).team));
     const auto consumer_warps = static_cast<std::uint32_t>(kConsumers / kWarp);
     for (int half = 0; half < kHalves; ++half) {
       shared.full[half].init(kGatherWarps);
       shared.empty[half].init(consumer_warps);
     }
+    ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  const auto splits = static_cast<std::uint32_t>(p.splits);
-  const std::uint32_t team = work.of_split(shared.ticket);
-  const auto first = static_cast<std::int32_t>(team);
-  const Split split(p, work, shared.ticket - team * splits);
   // Of 128 registers a thread, which is what all get when the block starts.
   if (threadIdx.x >= kConsumers) {
-    ptx::give_registers<kGatherRegisters>();
-    gather<kFormat>(p, work, split, first, shared, errors);
+    ptx::give_registers<kGatherRegisters<kFormat>>();
+    const Split split(p, work, work.seat(shared.ticket, p.splits).rank);
+    wait_for_kernel_before();
+    gather<kFormat>(p, work, split, shared.stretch, shared, errors);
   } else {
-    ptx::take_registers<kConsumerRegisters>();
-    load_query(p, query_row(p, work, first), work.first_head(first), shared);
-    consume(p, work, exchange, split, first, shared);
+    ptx::take_registers<kConsumerRegisters<kFormat>>();
+    const std::int32_t first = shared.stretch.first_item();
+    load_query(p, query_row(p, work, first), work.first_head(first), shared);  // no verb before this one writes it
+    wait_for_kernel_before();
+    consume(p, work, exchange, shared);
   }
 #endif
 }
@@ -103,14 +108,11 @@ int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& p
   require_aligned("q", params.q);
   require_aligned("slots", params.slots);
   require_aligned("out", params.out);
-  const std::int32_t items = attend_items(params.shape, params.block.count);
-  const std::int32_t groups = attend_items(params.shape, 1);
-  const Work work{.groups = groups,
-                  .items = items,
-                  .teams = std::min(plan.teams, items),
-                  .part_of_group = Work::part_of(groups),
-                  .part_of_split = Work::part_of(plan.splits)};
-  const std::int32_t blocks = work.teams * plan.splits;
+  if (params.block.count == 0) {
+    return 0;
+  }
+  const Work work = Work::of(params.shape, params.block.count, plan.splits, plan.teams);
+  const std::int32_t blocks = work.deal.teams * plan.splits;
   launch_early(context, kernel_for(params.shape.row_format), blocks_for(blocks, 1), kThreads, sizeof(Shared), params,
                work, exchange, context.errors);
   return blocks;

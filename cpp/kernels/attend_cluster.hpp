@@ -11,6 +11,7 @@ inline constexpr std::int32_t kMaxSplits = 32;      ///< blocks of a team
 inline constexpr std::int32_t kAttendBlocks = 144;  ///< at once, at most: the multiprocessors of the largest Hopper GPU
 inline constexpr std::int32_t kAttendPartBytes = 66 * 1024;
 inline constexpr std::int32_t kAttendTold = 8 * kMaxSplits;  ///< words of a team
+inline constexpr std::int32_t kAttendRunningBytes = 132 * 1024 + 128;
 
 /// Whether the kernel is for such rows, and for so many splits.
 inline bool suits_attend_cluster(const ShapeView& shape, std::int32_t splits) {
@@ -24,10 +25,11 @@ inline std::int32_t attend_items(const ShapeView& shape, std::int32_t rows) {
   return rows * ((shape.query_heads + 63) / 64);
 }
 
-/// Device memory in which the blocks of a team meet, zero before the first launch.
+/// Device memory in which the blocks of a team meet, and hand over to the next team; zero before the first launch.
 struct AttendExchange {
   void* parts;            ///< [2, blocks] of kAttendPartBytes
   std::uint32_t* told;    ///< [teams, kAttendTold]
+  void* running;          ///< [blocks] of kAttendRunningBytes
   std::uint32_t* ticket;  ///< [1] the next block's
 };
 

@@ -1,10 +1,12 @@
 #pragma once
-// The consuming warpgroups from query to output: tiles in turns, then the splits put together by their team.
+// The consuming warpgroups from query to output: tiles in turns, then the splits put together by their team. Items of
+// which the team has only a part are taken over, or handed over.
 
 #include <cstdint>
 
 #include "kernels/mla_attend.cuh"
 #include "kernels/mla_combine.cuh"
+#include "kernels/mla_hand_over.cuh"
 #include "kernels/mla_work.cuh"
 
 namespace echo::mla {
@@ -12,6 +14,11 @@ namespace echo::mla {
 /// Row of the pass.
 __device__ __forceinline__ std::int64_t query_row(const AttendParams& p, const Work& work, std::int32_t item) {
   return static_cast<std::int64_t>(p.block.first) + work.row(item);
+}
+
+__device__ __forceinline__ Seat seat_of(const AttendParams& p, const Work& work, const Shared& shared) {
+  const auto ticket = static_cast<std::uint32_t>(ptx::load_shared_volatile(ptx::shared_address(&shared.ticket)));
+  return work.seat(ticket, p.splits);
 }
 
 /// The sums of weights of the thread's heads over both warpgroups' halves of the tiles; nobody reads the query any
@@ -29,39 +36,58 @@ __device__ __forceinline__ void exchange_sums(const Attention& attention, std::u
   sums[1] = shared.sums[0][heads[1]] + shared.sums[1][heads[1]];
 }
 
-/// A consuming warpgroup; the first query is on its way.
+/// A consuming warpgroup; the first query is on its way. What is needed once per item is read anew for it: it would
+/// take registers from the tiles.
 __device__ __forceinline__ void consume(const AttendParams& p, const Work& work, const AttendExchange& exchange,
-                                        const Split& split, std::int32_t first, Shared& shared) {
+                                        Shared& shared) {
   const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
+  const auto splits = static_cast<std::uint32_t>(p.splits);
   const float scale = p.scale * 1.44269504F;  // to powers of two
+  const Stretch& stretch = shared.stretch;
   std::uint32_t parity = 0;
   std::uint32_t turn = 0;  // which of its places for parts the team uses
-  for (std::int32_t item = first; item < work.items; item += work.teams) {
+  bool untold = false;
+  for (std::int32_t item = stretch.first_item(); item != kNone;) {
+    const std::int32_t next = stretch.item_after(item);
+    Attention attention;
+    if (stretch.first_tile(item) > 0) {
+      const Seat seat = seat_of(p, work, shared);
+      take_over(running_sums(exchange, seat.team - 1, splits, seat.rank), attention);
+    }
     ptx::wait_copies();
     ptx::fence_proxy_async();
     meet_aligned(kConsumersBarrier, kConsumers);
-    const std::int32_t next = item + work.teams;
-    if (threadIdx.x == 0 && split.begin == 0 && next < work.items) {
+    if (untold) {
+      const Seat seat = seat_of(p, work, shared);
+      tell(running_sums(exchange, seat.team, splits, seat.rank));
+      untold = false;
+    }
+    if (threadIdx.x == 0 && next != kNone && seat_of(p, work, shared).rank == 0) {
       prefetch_query(p, query_row(p, work, next), work.first_head(next));
     }
-    Attention attention;
 #pragma unroll 1
-    for (std::int32_t tile = 0; tile < split.tiles; ++tile) {
+    for (std::int32_t tile = stretch.tiles_of(item); tile > 0; --tile) {
       attend_tile(scale, group, parity, shared, attention);
       parity ^= 1U;
     }
     const auto load_next = [&] {
-      if (next < work.items) {
+      if (next != kNone) {
         load_query(p, query_row(p, work, next), work.first_head(next), shared);
       }
     };
     float sums[2];
-    if (p.splits == 1) {
+    if (!stretch.ends(item)) {
+      meet_aligned(kConsumersBarrier, kConsumers);  // nobody reads the query any more
+      const Seat seat = seat_of(p, work, shared);
+      hand_over(attention, running_sums(exchange, seat.team, splits, seat.rank));
+      untold = true;
+      load_next();
+    } else if (splits == 1) {
       exchange_sums(attention, group, shared, sums);
       load_next();
       write_alone(attention, sums, Outputs(p, query_row(p, work, item), work.first_head(item)));
     } else {
-      const Meeting meeting(exchange, work, turn, static_cast<std::uint32_t>(p.splits), shared);
+      const Meeting meeting(exchange, work, turn, seat_of(p, work, shared), splits);
       float units[2];
       leave_sums(attention, meeting.own(), units);
       exchange_sums(attention, group, shared, sums);
@@ -72,6 +98,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       combine(p, query_row(p, work, item), work.first_head(item), meeting);
       turn ^= 1U;
     }
+    item = next;
   }
 }
 

@@ -17,6 +17,7 @@
 #include "kernels/mla_work.cuh"
 #include "kernels/params.hpp"
 #include "kernels/ptx/copy.cuh"
+#include "kernels/ptx/tensor_copy.cuh"
 
 namespace echo::mla {
 
@@ -30,28 +31,39 @@ __device__ __forceinline__ std::uint32_t gatherer() { return ptx::thread_anew() 
 __device__ const std::int32_t kNoSlot = kNone;
 
 /// Starts to load the lane's slot of a tile: kNone where it does not exist.
-__device__ __forceinline__ std::int32_t request_slot(const Place& place) {
+__device__ __forceinline__ std::int32_t request_slot(const std::int32_t* slots, const Place& place) {
   const std::uint32_t lane = gatherer() % kWarpSlots;
   const std::uint32_t entry = lane / kWarpEntries * kHalf + gatherer() / kWarp * kWarpEntries + lane % kWarpEntries;
-  return ptx::load_word(static_cast<std::int32_t>(entry) < place.count ? place.slots + entry : &kNoSlot);
+  return ptx::load_word(static_cast<std::int32_t>(entry) < place.count ? slots + place.first + entry : &kNoSlot);
 }
 
-/// Brings a row into the second-level cache; rows begin at multiples of 16 bytes.
+/// Brings the warp's rows of a tile into the second-level cache; rows begin at multiples of 16 bytes. One lane does it
+/// for all: the instruction takes its address from registers that a warp has once, and lanes would do it in turns.
 template <RowFormat kFormat>
-__device__ __forceinline__ void prefetch_row(const std::byte* pool, std::int32_t slot) {
+__device__ __forceinline__ void prefetch_rows(const std::byte* pool, std::int32_t slots) {
   constexpr std::uint32_t kBytes = kFormat == RowFormat::fp8_656 ? kFp8RowBytes : kBf16RowBytes;
-  if (slot != kNone && gatherer() % kWarp < kWarpSlots) {
-    ptx::prefetch(row_address(pool, slot, kBytes), kBytes);
+  std::int32_t all[kWarpSlots];
+#pragma unroll
+  for (std::uint32_t i = 0; i < kWarpSlots; ++i) {
+    all[i] = __shfl_sync(kAllLanes, slots, static_cast<int>(i));
+  }
+  if (ptx::elect()) {
+#pragma unroll
+    for (const std::int32_t slot : all) {
+      if (slot != kNone) {
+        ptx::prefetch(row_address(pool, slot, kBytes), kBytes);
+      }
+    }
   }
 }
-
-inline constexpr std::uint64_t kMarkOfHalf = 0x0101010101010101ULL;  ///< 0, and shifted by 1 of half 1
 
 template <RowFormat kFormat>
 class Gather;
 
 inline constexpr std::uint32_t kFp8Scales = kLatent;              ///< offset of the scales in a row
 inline constexpr std::uint32_t kFp8Scaled = kLatent / kFp8Group;  ///< how many
+
+inline constexpr std::uint64_t kMarkOfHalf = 0x0101010101010101ULL;  ///< 0, and shifted by 1 of half 1
 
 /// What is read for entries without a row: with an address for every load, none has to be predicated and then merged
 /// with zeros, which would wait for it.
@@ -81,7 +93,7 @@ __device__ __forceinline__ void store_exactly(const std::byte* pool, std::int32_
     }
     const std::byte* row = fp8_row(pool, slot);
 #pragma unroll 1
-    for (auto column = static_cast<std::uint32_t>(lane_index()) * 2; column < kLatent; column += 2 * kWarp) {
+    for (std::uint32_t column = gatherer() % kWarp * 2; column < kLatent; column += 2 * kWarp) {
       const std::uint32_t codes = *reinterpret_cast<const std::uint16_t*>(row + column);
       const std::uint32_t pair = convert(codes, float_of(fp8_scale(row, column / kFp8Group)));
       const std::uint32_t place = chunk_place(entry, column % 64 / 8) + column % 8 * 2;
@@ -211,8 +223,8 @@ __device__ __forceinline__ void show_half(std::uint32_t half, std::int32_t slots
 
 /// The gathering warpgroups.
 template <RowFormat kFormat>
-__device__ __forceinline__ void gather(const AttendParams& p, const Work& work, const Split& split, std::int32_t first,
-                                       Shared& shared, const KernelErrorView& errors) {
+__device__ __forceinline__ void gather(const AttendParams& p, const Work& work, const Split& split,
+                                       const Stretch& stretch, Shared& shared, const KernelErrorView& errors) {
   // The slot, if it is one; tells the other warps in which halves of tile number `tile` this one has rows.
   const auto checked = [&](std::int32_t slot, std::uint32_t tile) {
     if (slot != kNone && (slot < 0 || slot >= p.layer.slots)) {
@@ -227,45 +239,43 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
     return slot;
   };
   Gather<kFormat> rows(p.layer.pool);
-  Place ahead(p, work, split, first);  // of which slots are requested
-  std::int32_t slots = request_slot(ahead);
-  ahead.advance(p, work, split);
-  std::int32_t coming = request_slot(ahead);
+  Place ahead(p, work, split, stretch, stretch.first_item());  // of which slots are requested
+  std::int32_t slots = request_slot(p.slots, ahead);
+  ahead.advance(p, work, split, stretch);
+  std::int32_t coming = request_slot(p.slots, ahead);
   slots = checked(slots, 0);
   rows.start(slots, 0);
-  prefetch_row<kFormat>(p.layer.pool, slots);
+  prefetch_rows<kFormat>(p.layer.pool, slots);
   coming = checked(coming, 1);
-  prefetch_row<kFormat>(p.layer.pool, coming);
+  prefetch_rows<kFormat>(p.layer.pool, coming);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tiles; later, full and empty are enough
-  std::uint32_t tile = 0;                    // of all of the block's
-  for (std::int32_t item = first; item < work.items; item += work.teams) {
+  const auto tiles = static_cast<std::uint32_t>(__shfl_sync(kAllLanes, stretch.length, 0));
 #pragma unroll 1
-    for (std::int32_t left = split.tiles; left > 0; --left, ++tile) {
-      ahead.advance(p, work, split);
-      const std::int32_t later = request_slot(ahead);
-      shared.empty[0].wait(~tile & 1U);
-      const std::uint64_t marks = shared.marks[tile % kMarks];
-      const bool any[kHalves] = {(marks & kMarkOfHalf) != 0, (marks & kMarkOfHalf << 1) != 0};
-      if (any[0]) {
-        rows.store(ptx::shared_address(shared.rows[0]), slots, 0);
-        rows.finish();
-      }
-      show_half(0, slots, shared);
-      if (any[1]) {
-        rows.start(slots, 1);
-      }
-      shared.empty[1].wait(~tile & 1U);
-      if (any[1]) {
-        rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
-        rows.finish();
-      }
-      show_half(1, slots, shared);
-      // What follows passes while the consumers are at the two halves.
-      slots = coming;
-      rows.start(slots, 0);
-      coming = checked(later, tile + 2);
-      prefetch_row<kFormat>(p.layer.pool, coming);
+  for (std::uint32_t tile = 0; tile < tiles; ++tile) {
+    ahead.advance(p, work, split, stretch);
+    const std::int32_t later = request_slot(p.slots, ahead);
+    shared.empty[0].wait(~tile & 1U);
+    const std::uint64_t marks = shared.marks[tile % kMarks];
+    const bool any[kHalves] = {(marks & kMarkOfHalf) != 0, (marks & kMarkOfHalf << 1) != 0};
+    if (any[0]) {
+      rows.store(ptx::shared_address(shared.rows[0]), slots, 0);
+      rows.finish();
     }
+    show_half(0, slots, shared);
+    if (any[1]) {
+      rows.start(slots, 1);
+    }
+    shared.empty[1].wait(~tile & 1U);
+    if (any[1]) {
+      rows.store(ptx::shared_address(shared.rows[1]), slots, 1);
+      rows.finish();
+    }
+    show_half(1, slots, shared);
+    // What follows passes while the consumers are at the two halves.
+    slots = coming;
+    rows.start(slots, 0);
+    coming = checked(later, tile + 2);
+    prefetch_rows<kFormat>(p.layer.pool, coming);
   }
 }
 

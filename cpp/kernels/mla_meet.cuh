@@ -64,17 +64,16 @@ __device__ __forceinline__ std::uint32_t consumer_warp() { return threadIdx.x / 
 class Meeting {
  public:
   __device__ __forceinline__ Meeting(const AttendExchange& exchange, const Work& work, std::uint32_t turn,
-                                     std::uint32_t splits, const Shared& shared)
-      : splits_(splits) {
-    const auto ticket = static_cast<std::uint32_t>(ptx::load_shared_volatile(ptx::shared_address(&shared.ticket)));
-    const std::uint32_t team = work.of_split(ticket);
-    rank_ = ticket - team * splits;
-    parts_ = static_cast<Part*>(exchange.parts) + (turn * static_cast<std::uint32_t>(work.teams) + team) * splits;
-    told_ = exchange.told + team * kAttendTold + consumer_warp() * kMaxSplits;
+                                     const Seat& seat, std::uint32_t splits)
+      : parts_(static_cast<Part*>(exchange.parts) +
+               (turn * static_cast<std::uint32_t>(work.deal.teams) + seat.team) * splits),
+        told_(exchange.told + seat.team * kAttendTold + consumer_warp() * kMaxSplits),
+        splits_(splits),
+        rank_(seat.rank) {
     count_ = told_[rank_] + 1;
     // The block's pieces of all warps: those from `begin` on, before `end`, counted through the warps.
-    const std::uint32_t begin = work.of_split(rank_ * kPieces * kConsumerWarps);
-    const std::uint32_t end = work.of_split((rank_ + 1) * kPieces * kConsumerWarps);
+    const std::uint32_t begin = work.by_splits(rank_ * kPieces * kConsumerWarps);
+    const std::uint32_t end = work.by_splits((rank_ + 1) * kPieces * kConsumerWarps);
     const std::uint32_t others = kConsumerWarps - 1 - consumer_warp();
     first_piece_ = (begin + others) / kConsumerWarps;
     pieces_ = (end + others) / kConsumerWarps - first_piece_;

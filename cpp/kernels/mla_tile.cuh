@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "echo/model_shape.hpp"
+#include "kernels/mla_stretch.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/wgmma.cuh"
 #include "kernels/warp.cuh"
@@ -36,9 +38,12 @@ inline constexpr int kConsumers = 2 * kGroup;  ///< warpgroups 0 and 1; the othe
 inline constexpr int kGatherers = 2 * kGroup;
 inline constexpr int kGatherWarps = kGatherers / kWarp;
 inline constexpr int kThreads = kConsumers + kGatherers;
-inline constexpr int kConsumerRegisters = 192;
-inline constexpr int kGatherRegisters = 64;
-static_assert(kConsumers * kConsumerRegisters + kGatherers * kGatherRegisters == 64 * 1024);
+/// Registers of a gatherer, and what is left for a consumer: FP8 rows go through registers, BF16 rows do not.
+template <RowFormat kFormat>
+inline constexpr int kGatherRegisters = kFormat == RowFormat::fp8_656 ? 64 : 48;
+template <RowFormat kFormat>
+inline constexpr int kConsumerRegisters = 64 * 1024 / kGatherers - kGatherRegisters<kFormat>;
+static_assert(kConsumers == kGatherers);
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kGatherBarrier = 2;
 inline constexpr int kWeightsBarrier = 3;  ///< and the next, one for each half
@@ -61,6 +66,7 @@ struct Shared {
   ptx::Mbarrier full[kHalves];        ///< a half has been gathered
   ptx::Mbarrier empty[kHalves];       ///< and may be overwritten
   std::uint32_t ticket;               ///< of the block
+  Stretch stretch;                    ///< what its team works on
 };
 static_assert(sizeof(Shared) + 1024 <= 227 * 1024);
 

@@ -1,6 +1,6 @@
 #pragma once
 // What the blocks of attend_cluster work on, and in which order; nothing in it depends on the batch but which team
-// does which query.
+// does which tiles.
 
 #include <cstdint>
 
@@ -9,66 +9,96 @@
 
 namespace echo::mla {
 
-/// What a launch consists of.
+/// Tiles of an item; blocks whose split is shorter by one have nothing in the last.
+ECHO_HOST_DEVICE std::int32_t tiles_of(std::int32_t top_k, std::int32_t splits) {
+  const std::int32_t halves = (top_k / kHalf + splits - 1) / splits;
+  return (halves + kHalves - 1) / kHalves;
+}
+
+/// A block's team, and the split of its items that it has.
+struct Seat {
+  std::uint32_t team;
+  std::uint32_t rank;
+};
+
+/// What a launch consists of. Items are query rows x groups of 64 heads: all rows' first group, then all rows' second.
+/// Of equal stretches of them, half of which are one group's, a row's two begin at about the same time, and one finds
+/// in the second-level cache what the other has brought.
 struct Work {
-  std::int32_t groups;  ///< of 64 heads
-  std::int32_t items;   ///< query rows x groups
-  std::int32_t teams;   ///< of blocks, one for each split; team t does items t, t + teams, ...
-  std::uint32_t part_of_group;
-  std::uint32_t part_of_split;
+  std::int32_t rows;  ///< of queries
+  Deal deal;          ///< of the items to the teams, which have a block for each split
+  std::uint32_t part_of_rows;
+  std::uint32_t part_of_splits;
 
   /// A multiplication divides by d: what it takes is this. Exact for products with d below 2^32.
   static std::uint32_t part_of(std::int32_t d) {
     return d == 1 ? 0U : 0xFFFFFFFFU / static_cast<std::uint32_t>(d) + 1U;
   }
+  static Work of(const ShapeView& shape, std::int32_t rows, std::int32_t splits, std::int32_t teams) {
+    const std::int32_t items = rows * ((shape.query_heads + kHeads - 1) / kHeads);
+    return {.rows = rows,
+            .deal = Deal::of(items, tiles_of(shape.top_k, splits), teams < items ? teams : items),
+            .part_of_rows = part_of(rows),
+            .part_of_splits = part_of(splits)};
+  }
 
-  __device__ __forceinline__ std::int32_t row(std::int32_t item) const {
-    return part_of_group == 0 ? item
-                              : static_cast<std::int32_t>(__umulhi(static_cast<std::uint32_t>(item), part_of_group));
+  __device__ __forceinline__ std::int32_t group(std::int32_t item) const {
+    return static_cast<std::int32_t>(quotient(static_cast<std::uint32_t>(item), part_of_rows));
   }
-  __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const {
-    return (item - row(item) * groups) * kHeads;
-  }
+  __device__ __forceinline__ std::int32_t row(std::int32_t item) const { return item - group(item) * rows; }
+  __device__ __forceinline__ std::int32_t first_head(std::int32_t item) const { return group(item) * kHeads; }
   /// A number by that of splits.
-  __device__ __forceinline__ std::uint32_t of_split(std::uint32_t number) const {
-    return part_of_split == 0 ? number : __umulhi(number, part_of_split);
+  __device__ __forceinline__ std::uint32_t by_splits(std::uint32_t number) const {
+    return quotient(number, part_of_splits);
+  }
+  __device__ __forceinline__ Seat seat(std::uint32_t ticket, std::int32_t splits) const {
+    const std::uint32_t team = by_splits(ticket);
+    return {team, ticket - team * static_cast<std::uint32_t>(splits)};
+  }
+
+ private:
+  static __device__ __forceinline__ std::uint32_t quotient(std::uint32_t number, std::uint32_t part) {
+    return part == 0 ? number : __umulhi(number, part);
   }
 };
 
 /// The block's split of a selection.
 struct Split {
   std::int32_t begin;  ///< first entry
-  std::int32_t count;  ///< of entries; of the last tile, half may be missing
-  std::int32_t tiles;  ///< at least one, whose entries may all be missing
+  std::int32_t count;  ///< of entries; of the last tiles, halves may be missing
 
   __device__ __forceinline__ Split(const AttendParams& p, const Work& work, std::uint32_t rank) {
     const std::uint32_t halves = static_cast<std::uint32_t>(p.shape.top_k) / kHalf;
-    begin = static_cast<std::int32_t>(work.of_split(rank * halves)) * kHalf;
-    count = static_cast<std::int32_t>(work.of_split((rank + 1) * halves)) * kHalf - begin;
-    tiles = max(1, (count + kTile - 1) / kTile);
+    begin = static_cast<std::int32_t>(work.by_splits(rank * halves)) * kHalf;
+    count = static_cast<std::int32_t>(work.by_splits((rank + 1) * halves)) * kHalf - begin;
   }
 };
 
 /// A tile of a block's work: the slots of it and of the rest of its item. Going on to the next takes an addition, but
 /// at the end of an item.
 struct Place {
-  const std::int32_t* slots;
+  std::int32_t first;  ///< entry of all selections
   std::int32_t count;  ///< of entries that exist from here on; of an item beyond the last, none
+  std::int32_t left;   ///< tiles, from here on
   std::int32_t item;
 
-  __device__ __forceinline__ Place(const AttendParams& p, const Work& work, const Split& split, std::int32_t item_)
-      : slots(p.slots), count(0), item(item_) {
-    if (item < work.items) {
-      slots += static_cast<std::int64_t>(work.row(item)) * p.shape.top_k + split.begin;
-      count = split.count;
+  __device__ __forceinline__ Place(const AttendParams& p, const Work& work, const Split& split, const Stretch& stretch,
+                                   std::int32_t item_)
+      : first(0), count(0), left(1), item(item_) {
+    if (item != kNone) {
+      const std::int32_t skipped = stretch.first_tile(item) * kTile;
+      first = work.row(item) * p.shape.top_k + split.begin + skipped;
+      count = split.count - skipped;
+      left = stretch.tiles_of(item);
     }
   }
-  __device__ __forceinline__ void advance(const AttendParams& p, const Work& work, const Split& split) {
-    if (count > kTile) {
-      slots += kTile;
+  __device__ __forceinline__ void advance(const AttendParams& p, const Work& work, const Split& split,
+                                          const Stretch& stretch) {
+    if (--left > 0) {
+      first += kTile;
       count -= kTile;
     } else {
-      *this = Place(p, work, split, item + work.teams);
+      *this = Place(p, work, split, stretch, stretch.item_after(item));
     }
   }
 };

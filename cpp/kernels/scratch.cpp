@@ -7,13 +7,23 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-/// That meet at once, at most, in attend_cluster.
-std::int64_t attend_teams(const ScratchSizes& sizes) {
-  if (!suits_attend_cluster(sizes.shape, sizes.splits) || sizes.splits == 1) {
-    return 0;
+/// Blocks of attend_cluster that run at once, at most.
+struct AttendBlocks {
+  std::int64_t teams = 0;
+  std::int64_t splits = 0;
+  bool share = false;  ///< there may be more items than teams
+
+  explicit AttendBlocks(const ScratchSizes& sizes) {
+    if (suits_attend_cluster(sizes.shape, sizes.splits)) {
+      const std::int64_t items = attend_items(sizes.shape, sizes.block_rows);
+      splits = sizes.splits;
+      teams = std::min<std::int64_t>(items, kAttendBlocks / splits);
+      share = items > 1;  // any number of teams may be left for them
+    }
   }
-  return std::min<std::int64_t>(attend_items(sizes.shape, sizes.block_rows), kAttendBlocks / sizes.splits);
-}
+  std::int64_t meeting() const { return splits > 1 ? teams * splits : 0; }
+  std::int64_t handing() const { return share ? teams * splits : 0; }
+};
 
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(std::max<std::int64_t>(count, 0)); }
 
@@ -33,9 +43,10 @@ struct Scratch::Layout {
     index_weights = take<float>(sizes.block_rows * index_heads);
     attend_sums = take<float>(attend_heads * shape.latent_dim);
     attend_shares = take<float2>(attend_heads);
-    const std::int64_t teams = attend_teams(sizes);
-    attend_parts = take<std::byte>(2 * teams * sizes.splits * kAttendPartBytes);
-    attend_told = take<std::uint32_t>(teams * kAttendTold);
+    const AttendBlocks blocks(sizes);
+    attend_parts = take<std::byte>(2 * blocks.meeting() * kAttendPartBytes);
+    attend_told = take<std::uint32_t>(blocks.teams * kAttendTold);
+    attend_running = take<std::byte>(blocks.handing() * kAttendRunningBytes);
     attend_ticket = take<std::uint32_t>(1);
     layers = take<LayerView>(sizes.layers);
     prefetch_queue = take<PrefetchQueue>(1);
@@ -65,6 +76,7 @@ struct Scratch::Layout {
   std::size_t attend_shares;
   std::size_t attend_parts;
   std::size_t attend_told;
+  std::size_t attend_running;
   std::size_t attend_ticket;
   std::size_t layers;
   std::size_t prefetch_queue;
@@ -92,6 +104,7 @@ Scratch::Scratch(MemoryResource& memory, const ScratchSizes& sizes)
                       .shares = reinterpret_cast<float2*>(base + layout.attend_shares)};
   attend_exchange_ = {.parts = base + layout.attend_parts,
                       .told = reinterpret_cast<std::uint32_t*>(base + layout.attend_told),
+                      .running = base + layout.attend_running,
                       .ticket = reinterpret_cast<std::uint32_t*>(base + layout.attend_ticket)};
   layers_ = reinterpret_cast<LayerView*>(base + layout.layers);
   prefetch_queue_ = reinterpret_cast<PrefetchQueue*>(base + layout.prefetch_queue);

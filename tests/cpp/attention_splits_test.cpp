@@ -15,6 +15,7 @@ TEST(AttentionSplits, SuitTheLargestStep) {
   EXPECT_EQ(chosen_attention_splits(shape, 8), 8);
   EXPECT_EQ(chosen_attention_splits(shape, 13), 5);  // 26 teams, with seven halves, not eight
   EXPECT_EQ(chosen_attention_splits(shape, 32), 2);  // 64 teams
+  EXPECT_EQ(chosen_attention_splits(shape, 40), 2);  // 66 teams have a little more than one item each
   EXPECT_EQ(chosen_attention_splits(shape, 64), 1);  // 128 blocks
   EXPECT_EQ(chosen_attention_splits(shape, 1000), 1);
 }

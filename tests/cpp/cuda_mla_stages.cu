@@ -73,20 +73,25 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Work work{1, 1, 1, 0, 0};  // divisions by 1
+  const std::int32_t tiles = tiles_of(p.shape.top_k, 1);
+  const Work work{.rows = 1,
+                  .deal = {.items = 1, .tiles = tiles, .teams = 1, .each = 1, .quota = tiles, .rest = 0},
+                  .part_of_rows = 0,  // divisions by 1
+                  .part_of_splits = 0};
   const Split split(p, work, 0);
   if (threadIdx.x == 0) {
     for (int half = 0; half < kHalves; ++half) {
       shared.full[half].init(kGatherWarps);
       shared.empty[half].init(kConsumers / kWarp);
     }
+    shared.stretch = work.deal.stretch(0);
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    ptx::give_registers<kGatherRegisters>();
-    gather<kFormat>(p, work, split, 0, shared, errors);
+    ptx::give_registers<kGatherRegisters<kFormat>>();
+    gather<kFormat>(p, work, split, shared.stretch, shared, errors);
   } else {
-    ptx::take_registers<kConsumerRegisters>();
+    ptx::take_registers<kConsumerRegisters<kFormat>>();
     const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
     load_query(p, 0, 0, shared);
     ptx::wait_copies();
@@ -97,7 +102,7 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
     } else if constexpr (kStage == Stage::logits) {
       dump_logits(dump, group, shared);
     } else {
-      dump_sums(dump, group, split.tiles, shared);
+      dump_sums(dump, group, tiles, shared);
     }
   }
 #endif
