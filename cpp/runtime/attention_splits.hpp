@@ -4,9 +4,9 @@
 // on where it is made.
 //
 // attend_cluster gives each part a block. Few parts keep few multiprocessors busy in a small step; many parts cost time
-// to be put together. What is minimised is how many rounds the teams of an H200 need, times the cycles of one. More than
-// 16 parts would make a step of one or two rows faster by 8 percent, but prefill, which has as many, slower by more than
-// half, by this count.
+// to be put together. What is minimised is how many rounds the teams of an H200 need, times the cycles of one. More
+// than 16 parts would make a step of one or two rows faster by 8 percent, but prefill, which has as many, slower by
+// more than half, by this count.
 
 #include <cstdint>
 
