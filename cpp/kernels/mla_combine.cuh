@@ -69,8 +69,8 @@ __device__ __forceinline__ void add_pair(std::uint32_t pair, float factor, float
   second = fmaf(factor, values.y, second);
 }
 
-/// Puts together what the block has of the warp's columns, up to kMine pieces of up to kMost splits. Sums that there
-/// are not count as zeros: to pass over them takes longer.
+/// Puts together what the block has of the warp's columns, up to kMine pieces of up to kMost splits. Missing sums
+/// count as zeros: to pass over them takes longer.
 template <std::uint32_t kMost, std::uint32_t kMine>
 __device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t row, std::int32_t first,
                                            const Meeting& meeting) {
