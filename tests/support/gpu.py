@@ -43,6 +43,15 @@ def watched(config: pytest.Config, seconds: float = 240.0) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+def hopper_scores(shape: echo.ModelShape, kernels: str) -> bool:
+    """Whether a GPU's scores come from the kernel made for Hopper: it sifts, prefetches and appends index keys."""
+    return (
+        kernels != "generic"
+        and torch.cuda.get_device_capability() == (9, 0)
+        and (shape.index_key_format, shape.index_dim) == ("fp8", 128)
+    )
+
+
 def opened(rig: Rig, max_tokens: int, tokens: list[int]) -> Pair:
     """A session that was fed these tokens."""
     pair = rig.open(max_tokens)
