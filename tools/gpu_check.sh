@@ -4,9 +4,9 @@
 #                  (arguments: --only PARTS, --skip PARTS, --limit SECONDS, --update-baseline) -> check.json
 #   build          the package, the C++ tests and what the benchmarks time; every part does, unless ECHO_BUILT is set
 #   tests          cpp-tests, then py-tests, then py-tests-alone
-#   cpp-tests      the C++ tests of the CUDA backend, with $ECHO_OPERATIONS random calls (a million)
-#   py-tests       the Python tests marked gpu that others may run beside, by ten processes where pytest-xdist is there
-#                  ($ECHO_WORKERS; arguments go to pytest), with generic kernels where ECHO_KERNELS=generic
+#   cpp-tests      the C++ tests of the CUDA backend, with $ECHO_OPERATIONS random calls (a million), by eight processes
+#   py-tests       the Python tests marked gpu that others may run beside, by twelve processes where pytest-xdist is
+#                  there (arguments go to pytest), with generic kernels where ECHO_KERNELS=generic
 #   py-tests-alone those that count memory or time of the whole GPU
 #   sanitize       the C++ CUDA tests under the four tools of compute-sanitizer, side by side -> sanitize.json
 #   demo           echo-kv demo with as long a text as its model takes -> demo.json, demo.png
@@ -18,7 +18,8 @@
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 # With ECHO_BUILT=1 nothing is built: ECHO_SITE (the installed package), ECHO_CPP_TESTS and ECHO_BENCH_LIBRARY may say
-# where things are.
+# where things are. ECHO_WORKERS is the number of processes; several share the GPU through CUDA's MPS where it is there.
+# Then a fault in a kernel ends all of them: ECHO_WORKERS=1 says whose it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 SITE="${ECHO_SITE:-$PWD/build/gpu-site}"
@@ -46,24 +47,42 @@ build() {
   done
 }
 
+# PROCESSES: that many will use the GPU until this script ends. Without MPS they would take turns on it.
+share_gpu() {
+  if [[ "$1" -gt 1 && -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ]] && command -v nvidia-cuda-mps-control >/dev/null; then
+    MPS="$(mktemp -d)"
+    export CUDA_MPS_PIPE_DIRECTORY="$MPS" CUDA_MPS_LOG_DIRECTORY="$MPS"
+    trap 'echo quit | nvidia-cuda-mps-control >/dev/null 2>&1; rm -rf "$MPS"' EXIT
+    nvidia-cuda-mps-control -d >/dev/null 2>&1 || unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  fi
+}
+
+# Each process has some of the tests; lines begin with its number.
 cpp_tests() {
   build tests
-  ECHO_OPERATIONS="${ECHO_OPERATIONS:-1000000}" "$CPP_TESTS" --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}"
+  local shards="${ECHO_WORKERS:-8}" shard status=0 running=()
+  share_gpu "$shards"
+  for ((shard = 0; shard < shards; shard++)); do
+    GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$shard" ECHO_OPERATIONS="${ECHO_OPERATIONS:-1000000}" \
+      "$CPP_TESTS" --gtest_brief=1 --gtest_filter="${FILTER:-*Cuda*}" 2>&1 | sed -u "s/^/$shard: /" &
+    running+=($!)
+  done
+  for shard in "${running[@]}"; do
+    wait "$shard" || status=1
+  done
+  return "$status"
 }
 
-# py_tests MARK ARGUMENTS... Names every test as it ends: those that failed are known even if the time runs out.
+# py_tests MARK WORKERS ARGUMENTS... Names every test as it ends: those that failed are known even if the time runs out.
 py_tests() {
   build
-  local mark="$1"
-  shift
-  "$PYTHON" -m pytest -v --tb=short -p no:cacheprovider -m "$mark" "$@"
-}
-
-# Several processes where pytest can do that.
-workers() {
-  if "$PYTHON" -c 'import xdist' 2>/dev/null; then
-    echo "-n ${ECHO_WORKERS:-10}"
+  local mark="$1" workers=()
+  if [[ "$2" -gt 1 ]] && "$PYTHON" -c 'import xdist' 2>/dev/null; then
+    workers=(-n "$2")
+    share_gpu "$2"
   fi
+  shift 2
+  "$PYTHON" -m pytest -v --tb=short -p no:cacheprovider -m "$mark" "${workers[@]}" "$@"
 }
 
 # TOOL: what compute-sanitizer says goes to a log, how it ended is its last line. Large pools and long rows only take
@@ -107,16 +126,14 @@ case "$part" in
     build tests bench
     ;;
   tests)
-    cpp_tests
-    ECHO_BUILT=1
-    # shellcheck disable=SC2046
-    py_tests "gpu and not alone" $(workers) "$@"
-    py_tests "gpu and alone" "$@"
+    tools/gpu_check.sh cpp-tests
+    export ECHO_BUILT=1
+    tools/gpu_check.sh py-tests "$@"
+    tools/gpu_check.sh py-tests-alone "$@"
     ;;
   cpp-tests) cpp_tests ;;
-  # shellcheck disable=SC2046
-  py-tests) py_tests "gpu and not alone" $(workers) "$@" ;;
-  py-tests-alone) py_tests "gpu and alone" "$@" ;;
+  py-tests) py_tests "gpu and not alone" "${ECHO_WORKERS:-12}" "$@" ;;
+  py-tests-alone) py_tests "gpu and alone" 1 "$@" ;;
   sanitize) sanitize ;;
   demo)
     build

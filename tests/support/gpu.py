@@ -23,11 +23,10 @@ from support.synthetic import SyntheticModel
 
 ON_A_GPU = [
     pytest.mark.gpu,
-    pytest.mark.alone,
     pytest.mark.usefixtures("watchdog"),
     pytest.mark.parametrize("device", ["cuda"], indirect=True),
 ]
-"""Marks of a file whose tests need a GPU for themselves."""
+"""Marks of a file whose tests need a GPU."""
 
 LONG = 400_000_000  # cycles of a GPU, some tenths of a second: longer than it takes to issue a few steps
 
