@@ -78,7 +78,7 @@ py_tests() {
   build
   local mark="$1" workers=()
   if [[ "$2" -gt 1 ]] && "$PYTHON" -c 'import xdist' 2>/dev/null; then
-    workers=(-n "$2")
+    workers=(-n "$2" --dist worksteal)
     share_gpu "$2"
   fi
   shift 2
