@@ -1,6 +1,6 @@
 """Random scenarios of whole steps, those of tests/test_whole_steps.py, as a case of lossless.json.
 
-Each world is played by a process of its own where there are many: models are small, and the host is what steps wait for.
+Each world is played by a process of its own where there are many: models are small, and steps wait for the host.
 """
 
 from __future__ import annotations
