@@ -90,41 +90,45 @@ py_tests() {
 SLOW='LargePools*:*ALargePool*:*RowsFarApart*:*LongRows*:*OneVeryLong*:*RandomPasses*:*RandomSteps*:*ForALongTime*'
 SLOW+=':*RowsThatMany*:*RowsOfASession:*StepAfterStep*:*SelectsLikeTheCpu:*TheSameBits*:*BitsDepend*:*BitsDoNot*'
 SLOW+=':*ScoresKeepTheirBits*:*WhateverIsPredicted*:*IntoARoomyPool*:*OfSharedPrefixes*:*ForSpeculation*'
-# racecheck loses the order of a block once a part of its threads has met at a barrier of their own: of a kernel in which
-# 128 of 512 threads do nothing else, and then all exchange numbers between two __syncthreads(), it reports races. So
-# it is of no use for kernels that go on to share memory: select, what finds forecasts, score and attention for Hopper.
+# racecheck loses the order of a block once a part of its threads has met at a barrier of their own (docs/design.md,
+# "Checking on a GPU"), so it is of no use for select, what finds forecasts, and score and attention for Hopper.
 RACES='CudaAppend.*:CudaBackendTest.*:CudaRecall.*:CudaScore.*:Pools/Cuda*:TooSmall/*-*AReplayedGraph*'
 
-# TOOL: what compute-sanitizer says goes to a log, how it ended is its last line. Some tests make CUDA calls fail on
-# purpose: those are their business, not findings.
+# TOOL: what compute-sanitizer says goes to a log, which names every test as it ends; its last line says how it went.
+# Some tests make CUDA calls fail on purpose: those are their business, not findings.
 sanitize_with() {
-  local status=clean filter="*Cuda*-$SLOW"
+  local log="$ECHO_RESULTS/sanitize-$1.log" filter="*Cuda*-$SLOW" status=0
   [[ "$1" != racecheck ]] || filter="$RACES:$SLOW"
   ECHO_OPERATIONS="${ECHO_OPERATIONS:-420}" timeout -k 5 "${ECHO_SANITIZE_SECONDS:-120}" \
     compute-sanitizer --tool "$1" --report-api-errors no --error-exitcode 99 \
-    "$CPP_TESTS" --gtest_filter="${FILTER:-$filter}" || status="exit status $?"
-  echo "$status"
+    "$CPP_TESTS" --gtest_filter="${FILTER:-$filter}" >"$log" 2>&1 || status=$?
+  case "$status" in
+    0) status=clean ;;
+    124 | 137) status="out of time" ;;
+    *) status="exit status $status" ;;
+  esac
+  echo "$status, $(grep -c '^\[       OK' "$log") tests passed; $(grep -o '[A-Z]* SUMMARY: .*' "$log" | tail -n 1)" >>"$log"
 }
 
 sanitize() {
   build tests
   local tool tools=(memcheck racecheck initcheck synccheck)
   for tool in "${tools[@]}"; do
-    sanitize_with "$tool" >"$ECHO_RESULTS/sanitize-$tool.log" 2>&1 &
+    sanitize_with "$tool" &
   done
   wait
   for tool in "${tools[@]}"; do
-    echo "$tool:"
-    tail -n 4 "$ECHO_RESULTS/sanitize-$tool.log"
+    echo "$tool: $(tail -n 1 "$ECHO_RESULTS/sanitize-$tool.log")"
+    grep -m 5 -E '^\[  FAILED|^========= (.*Error:|Invalid|Uninit|Barrier)' "$ECHO_RESULTS/sanitize-$tool.log" || true
   done
   "$PYTHON" - "$ECHO_RESULTS" "${tools[@]}" >build/sanitize.json <<'END'
 import json, pathlib, sys
 folder, *tools = sys.argv[1:]
-last = {tool: pathlib.Path(folder, f"sanitize-{tool}.log").read_text(errors="replace").split("\n")[-2] for tool in tools}
-print(json.dumps([{"case": {"tool": tool}, "status": status} for tool, status in last.items()]))
+logs = {tool: pathlib.Path(folder, f"sanitize-{tool}.log").read_text(errors="replace") for tool in tools}
+print(json.dumps([{"case": {"tool": tool}, "status": log.splitlines()[-1]} for tool, log in logs.items()]))
 END
   "$PYTHON" bench/record.py sanitize build/sanitize.json
-  ! grep -q exit build/sanitize.json
+  [[ "$(grep -o '"status": "clean' build/sanitize.json | wc -l)" -eq "${#tools[@]}" ]]
 }
 
 part="${1:-}"
