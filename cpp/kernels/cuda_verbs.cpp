@@ -155,8 +155,9 @@ void CudaBackend::attend(const AttendParams& params) {
   const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
   require_at_most("attention_splits", params.splits, memory.sizes().splits);
   if (attend_cluster_.clusters > 0 && params.splits == attend_cluster_.splits) {
-    LaunchContext launch = context();
+    LaunchContext launch = context(/*waits=*/true);
     launch.begun = forecasts_.attention_begun(params.layer.pool);
+    launch.early = launch.early && launch.begun == nullptr;  // what waits for that event comes behind recall
     const int blocks = launch_attend_cluster(params, attend_cluster_, launch);
     return forecasts_.attended(params.layer.pool, multiprocessors_ - blocks, pass());
   }
