@@ -4,9 +4,9 @@
 //
 // A warp per row, or one for each part of it; both places get the same words. Lanes encode in step, so that each of
 // their 4-byte words lies next to its neighbour's: stores are 128 bytes wide, also across the link. FP8: groups of 128
-// elements, four per lane, whose maximum is found by shuffles. Cost: a chain of four loads, and 1.6 us for each group
-// of an FP8 row. Nobody waits for the stores, but a launch that wrote to the host ends 4 us behind that. 512 rows of a
-// prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate.
+// elements, four per lane, whose maximum is found by shuffles. Cost: a chain of four loads and the arithmetic, 6 us for
+// an FP8 row and a single warp. Nobody waits for the stores, but it seems that a launch which wrote to the host ends 2
+// to 4 us behind that. 512 rows of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate.
 
 #include "cache_manager/residency.cuh"
 #include "kernels/elements.cuh"
