@@ -45,14 +45,15 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
   }
   __syncthreads();
   ptx::cluster_arrive();
-  wait_for_kernel_before();
   // Of 128 registers a thread, which is what all get when the block starts.
   if (threadIdx.x >= kConsumers) {
     ptx::give_registers<kGatherRegisters>();
+    wait_for_kernel_before();
     gather<kFormat>(p, work, split, first, shared, errors);
   } else {
     ptx::take_registers<kConsumerRegisters>();
-    load_query(p, query_row(p, work, first), work.first_head(first), shared);
+    load_query(p, query_row(p, work, first), work.first_head(first), shared);  // no verb before this one writes it
+    wait_for_kernel_before();
     ptx::cluster_wait();  // all blocks have their barriers
     consume(p, work, split, first, shared);
   }
