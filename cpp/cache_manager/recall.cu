@@ -10,8 +10,9 @@
 // the other half finds slots meanwhile (claim_slots.cuh), leaves a hint (leave_hint.cuh), then helps to copy.
 // The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
 // entries that select them are hits. The launch may overlap the end of the kernel before it: meanwhile new rows are
-// written, and claimers look at their windows, as nothing of that depends on the selection.
-// Cost on an H200 (bench/results/recall.json): 3.8 us for 26,624 hits; 21, 67 and 214 us with 533, 2,665 and 13,312
+// written, claimers look at their windows and fetch what will be looked up into the L2 cache (prefetch_maps.cuh), and
+// lookers read a block table, as nothing of that depends on the selection.
+// Cost on an H200 (bench/results/recall.json): 3.4 us for 26,624 hits; 20, 65 and 214 us with 533, 2,665 and 13,312
 // misses among them. Within a layer of 13 sessions, new rows and all: 6.3 us for hits only, of which 1.7 go by until
 // attention has begun; before new rows were written ahead it was 9.3.
 #include <algorithm>
