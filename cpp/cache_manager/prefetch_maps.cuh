@@ -1,6 +1,6 @@
 #pragma once
-// prefetch_maps: words of a layer that recall will look up, brought into the L2 cache before it is known which: since the
-// layer's call before, a step's index keys have gone through that cache. By the claimers of all blocks, a line each.
+// prefetch_maps: words of a layer that recall will look up, brought into the L2 cache before it is known which. (Since
+// the call before, a step's index keys have gone through that cache.) By the claimers of all blocks, a line each.
 //
 // Those are the stamps of all slots, and where a call has few host blocks the map of all rows of its sessions. What a
 // look-up then waits for is the cache twice instead of the memory twice. On an H200, us per call with nothing missing:
