@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "cache_manager/copy_rows.cuh"
+#include "cache_manager/free_stack.cuh"
 #include "cache_manager/residency.cuh"
 
 namespace echo {

@@ -4,16 +4,16 @@
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
 // Half of the warps
 //   look up       what its entries name (look_up_rows.cuh), and write the slots of hits,
-//   start rows    from host memory into registers, before it is certain that they are this block's (early_rows.cuh),
-//   list misses   in order, in shared memory,
-//   copy          those rows to the slots that they got, then others (copy_rows.cuh), when it is the block's turn,
-//   wait          for rows that other blocks fetch;
+//   start rows    from host memory into shared memory, before it is certain that they are this block's
+//   (early_rows.cuh), list misses   in order, in shared memory, copy          those rows to the slots that they got,
+//   then others (copy_rows.cuh), when it is the block's turn, wait          for rows that other blocks fetch;
 // the other half finds slots meanwhile (claim_slots.cuh), leaves a hint (leave_hint.cuh), then helps to copy.
 // The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
 // entries that select them are hits. The launch may overlap the end of the kernel before it: meanwhile new rows are
-// written, and claimers look at their windows, as nothing of that depends on the selection.
+// written, claimers look at their windows and fetch what will be looked up into the L2 cache (prefetch_maps.cuh), and
+// lookers read a block table, as nothing of that depends on the selection.
 // Attention may begin once the selection is there; docs/design.md has the timeline.
-// Cost on an H200 (bench/results/recall.json): 3.8 us for 26,624 hits; 21, 67 and 214 us with 533, 2,665 and 13,312
+// Cost on an H200 (bench/results/recall.json): 3.4 us for 26,624 hits; 20, 65 and 214 us with 533, 2,665 and 13,312
 // misses among them. Within a layer of 13 sessions 3.3 us go by until hits are found.
 #include <algorithm>
 
@@ -22,6 +22,7 @@
 #include "cache_manager/early_rows.cuh"
 #include "cache_manager/leave_hint.cuh"
 #include "cache_manager/look_up_rows.cuh"
+#include "cache_manager/prefetch_maps.cuh"
 #include "cache_manager/recall.cuh"
 #include "kernels/append_rows.cuh"
 #include "kernels/launch.cuh"
@@ -49,6 +50,7 @@ constexpr int kListed = 3;       ///< the claimers wait for the lookers
 constexpr int kOwnTurn = 4;      ///< to copy
 
 struct RecallShared {
+  NearTable table;
   LookUpShared<kLookWarps, kMostEntries> look_up;
   EarlyShared early[kLookWarps];
   ClaimShared claim;
@@ -83,14 +85,16 @@ template <int kPerThread, bool kForecasts>
 __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, std::int32_t lanes,
                                  RecallShared& shared, const KernelErrorView& errors) {
   const OwnEntries<kPerThread> own(p, static_cast<std::int64_t>(queue.place) * kLookWarps + warp_index(), lanes);
+  bring_table<kLookWarps>(p, queue.place, kPerThread * lanes, shared.table);
+  meet(kLookBarrier, kLookers);
   wait_for_kernel_before();
   let_next_kernel_begin();  // not before: attention's queries would be in the way of select
   const std::int32_t now = tick_of(p);
   Entry entries[kPerThread];
-  read_selection(p, own, entries, errors);
+  read_selection(p, shared.table, own, entries, errors);
   const SlotsSeen<kPerThread> seen = look_at_slots(p.layer, now, entries);
   EarlyShared& early_rows = shared.early[warp_index()];
-  const EntryMasks early = choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows);
+  const EntryMasks early = settled(choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows), seen);
   const RowList list{early_rows.rows, early_rows.slots, early.count()};
   RowGroup group(p.layer, list, 0, list.count);
   group.load(0);
@@ -111,13 +115,12 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
     meet(kSlotsFound, kThreads);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const bool fetches = entries[i].slot <= kFirstListed;
-      if (fetches) {
+      if (entries[i].slot <= kFirstListed) {
         entries[i].slot = shared.look_up.slots[kFirstListed - entries[i].slot];
         p.slots[own.first + i * kWarp] = entries[i].slot;
       }
       if (early.has(i)) {
-        early_rows.slots[early.place(i)] = fetches ? entries[i].slot : kNone;
+        early_rows.slots[early.place(i)] = entries[i].slot;
       }
     }
     __syncwarp();
@@ -151,6 +154,7 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
     ptx::prefetch(&counters.hits);
     ptx::prefetch(&counters.evictions);
   }
+  prefetch_maps(p, queue.place * kClaimers + claimer, queue.blocks * kClaimers);
   const std::int32_t now = tick_of(p);
   const RowScores scores = row_scores(p);
   const ClaimPlace place =
@@ -158,6 +162,9 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   const FirstLook look = look_first(p.layer, scores, now, place, claimer, /*expected=*/false);
   wait_for_kernel_before();
   Sight sight = look_ahead(look, scores, now, claimer, shared.claim);
+  if (look.stack.free > 0) {
+    expect_to_pop(p.layer, look.stack, now, claimer);
+  }
   join(kListed, kThreads);
   const Missing missing = shared.look_up.missing();
   if (claimer == kClaimers - 1) {

@@ -146,16 +146,6 @@ __host__ __device__ inline void publish(const LayerView& layer, std::int32_t slo
   slot_word(layer, row).store(slot, cuda::memory_order_relaxed);
 }
 
-/// Takes slots from the stack of free ones, for a launch in which nobody pushes: those below the index that is
-/// returned, the top of the stack until then, are the caller's, as many as there are and at most `needed`.
-__device__ inline std::int32_t pop_free(const LayerView& layer, std::int32_t needed) {
-  const std::int32_t top = atomicSub(&layer.replacement->free, needed);
-  if (top < needed) {  // what is below zero is nothing; others may have emptied the stack since somebody looked
-    atomicMax(&layer.replacement->free, 0);
-  }
-  return top;
-}
-
 /// Adds to a counter that nobody waits for.
 __device__ inline void count(std::int64_t* counter, std::int32_t number) {
   if (number != 0) {
