@@ -26,18 +26,20 @@ struct RowList {
   std::int32_t count;
 };
 
-/// Rows of the list that go through one warp together: their pieces, from `first` on, in registers.
-class RowGroup {
+/// Rows of the list that go through one warp together: their pieces, from `first` on, in registers, so many of a lane
+/// at once.
+template <int kTogether>
+class RowGroupOf {
  public:
-  __device__ RowGroup(const LayerView& layer, const RowList& list, std::int32_t first, std::int32_t rows)
+  __device__ RowGroupOf(const LayerView& layer, const RowList& list, std::int32_t first, std::int32_t rows)
       : layer_(layer), list_(list), first_(first), pieces_(layer.row_bytes / kPieceBytes), total_(rows * pieces_) {}
 
-  /// Pieces of the whole group; a round moves kCopyPieces * kWarp of them.
+  /// Pieces of the whole group; a round moves kRound of them.
   __device__ std::int32_t total() const { return total_; }
 
   __device__ void load(std::int32_t round) {
 #pragma unroll
-    for (int i = 0; i < kCopyPieces; ++i) {
+    for (int i = 0; i < kTogether; ++i) {
       const std::int32_t piece = round + i * kWarp + lane_index();
       if (piece < total_) {
         const std::int32_t row = row_of(piece);
@@ -50,7 +52,7 @@ class RowGroup {
   /// Once their slots are known. Rows that got none are dropped.
   __device__ void store(std::int32_t round) const {
 #pragma unroll
-    for (int i = 0; i < kCopyPieces; ++i) {
+    for (int i = 0; i < kTogether; ++i) {
       const std::int32_t piece = round + i * kWarp + lane_index();
       if (piece < total_) {
         const std::int32_t row = row_of(piece);
@@ -72,7 +74,7 @@ class RowGroup {
   }
 
   static constexpr std::int32_t kPieceBytes = 16;
-  static constexpr std::int32_t kRound = kCopyPieces * kWarp;
+  static constexpr std::int32_t kRound = kTogether * kWarp;
 
  private:
   /// piece / pieces_, which takes long in integers and holds up the load. Exact: both are small.
@@ -85,8 +87,10 @@ class RowGroup {
   std::int32_t first_;
   std::int32_t pieces_;
   std::int32_t total_;
-  uint4 loaded_[kCopyPieces];
+  uint4 loaded_[kTogether];
 };
+
+using RowGroup = RowGroupOf<kCopyPieces>;
 
 /// In which order the blocks of a grid copy: a block may begin as soon as so many have ended that those before it which
 /// have not are no more than `most`. Only blocks before it can be in its way, and those were started before, so nobody
