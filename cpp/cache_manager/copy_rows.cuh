@@ -26,20 +26,18 @@ struct RowList {
   std::int32_t count;
 };
 
-/// Rows of the list that go through one warp together: their pieces, from `first` on, in registers, so many of a lane
-/// at once.
-template <int kTogether>
-class RowGroupOf {
+/// Rows of the list that go through one warp together: their pieces, from `first` on, in registers.
+class RowGroup {
  public:
-  __device__ RowGroupOf(const LayerView& layer, const RowList& list, std::int32_t first, std::int32_t rows)
+  __device__ RowGroup(const LayerView& layer, const RowList& list, std::int32_t first, std::int32_t rows)
       : layer_(layer), list_(list), first_(first), pieces_(layer.row_bytes / kPieceBytes), total_(rows * pieces_) {}
 
-  /// Pieces of the whole group; a round moves kRound of them.
+  /// Pieces of the whole group; a round moves kCopyPieces * kWarp of them.
   __device__ std::int32_t total() const { return total_; }
 
   __device__ void load(std::int32_t round) {
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kCopyPieces; ++i) {
       const std::int32_t piece = round + i * kWarp + lane_index();
       if (piece < total_) {
         const std::int32_t row = row_of(piece);
@@ -52,7 +50,7 @@ class RowGroupOf {
   /// Once their slots are known. Rows that got none are dropped.
   __device__ void store(std::int32_t round) const {
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kCopyPieces; ++i) {
       const std::int32_t piece = round + i * kWarp + lane_index();
       if (piece < total_) {
         const std::int32_t row = row_of(piece);
@@ -74,7 +72,7 @@ class RowGroupOf {
   }
 
   static constexpr std::int32_t kPieceBytes = 16;
-  static constexpr std::int32_t kRound = kTogether * kWarp;
+  static constexpr std::int32_t kRound = kCopyPieces * kWarp;
 
  private:
   /// piece / pieces_, which takes long in integers and holds up the load. Exact: both are small.
@@ -87,10 +85,8 @@ class RowGroupOf {
   std::int32_t first_;
   std::int32_t pieces_;
   std::int32_t total_;
-  uint4 loaded_[kTogether];
+  uint4 loaded_[kCopyPieces];
 };
-
-using RowGroup = RowGroupOf<kCopyPieces>;
 
 /// In which order the blocks of a grid copy: a block may begin as soon as so many have ended that those before it which
 /// have not are no more than `most`. Only blocks before it can be in its way, and those were started before, so nobody

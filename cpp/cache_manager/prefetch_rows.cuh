@@ -16,11 +16,8 @@
 namespace echo {
 
 inline constexpr std::int32_t kPrefetchAtOnce = 8;   ///< rows that go together, at most
-inline constexpr int kPrefetchPieces = 8;            ///< 16-byte pieces of them that a lane has under way
 inline constexpr std::uint32_t kPrefetchSpread = 3;  ///< slots of a window for each lane
 inline constexpr std::int32_t kPrefetchWindows = 3;  ///< looked at for them, at most
-
-using PrefetchGroup = RowGroupOf<kPrefetchPieces>;
 
 struct PrefetchShared {
   std::int32_t rows[kPrefetchAtOnce];
@@ -41,8 +38,8 @@ class RowPrefetcher {
     const auto slots = static_cast<std::uint32_t>(layer.slots);
     const std::uint32_t share = max(slots / warps, std::uint32_t{kWarp});
     place_ = (static_cast<std::uint32_t>(now) * kScatter + index * share + slots / 2U) % slots;
-    const std::int32_t pieces = max(layer.row_bytes / PrefetchGroup::kPieceBytes, 1);
-    at_once_ = min(max(PrefetchGroup::kRound / pieces, 1), kPrefetchAtOnce);
+    const std::int32_t pieces = max(layer.row_bytes / RowGroup::kPieceBytes, 1);
+    at_once_ = min(max(RowGroup::kRound / pieces, 1), kPrefetchAtOnce);
     const std::int32_t free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
     any_free_ = __shfl_sync(kAllLanes, free, 0) > 0;
   }
@@ -84,12 +81,12 @@ __device__ inline void RowPrefetcher::fetch(std::int32_t claimed, std::int32_t r
   }
   __syncwarp();
   const RowList list{shared_.rows, shared_.slots, rows};
-  PrefetchGroup group(layer_, list, 0, rows);
+  RowGroup group(layer_, list, 0, rows);
   group.load(0);
   fetched_ += take_slots(rows);  // while bytes are on their way
   const std::int32_t slot = mine ? shared_.slots[lane_index()] : kNone;
   group.store(0);
-  group.copy(PrefetchGroup::kRound);
+  group.copy(RowGroup::kRound);
   // In any order with the bytes: until this launch has ended nobody reads the slot or takes it (yields_ahead).
   if (slot != kNone) {
     assign(layer_, slot, claimed);

@@ -73,7 +73,7 @@ __device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p,
       if (there) {
         shared.empty[place.stage].wait(place.parity ^ 1U);
         if (ptx::elect()) {
-          shared.work[place.stage] = {.group = now.group, .token = token, .host_block = host_block};
+          shared.work[place.stage] = {.group = now.group, .token = token};
           shared.full[place.stage].arrive_expecting(kMapBlockBytes);
           std::byte* to = shared.keys + place.stage * kStageBytes;
           ptx::copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
@@ -98,7 +98,7 @@ __device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p,
   for (int i = 0; i < kMultipliers; ++i) {  // each finds one of these next
     shared.empty[place.stage].wait(place.parity ^ 1U);
     if (ptx::elect()) {
-      shared.work[place.stage] = {.group = span.group, .token = kNone, .host_block = kNone};
+      shared.work[place.stage] = {.group = span.group, .token = kNone};
       shared.full[place.stage].arrive();
     }
     __syncwarp();
@@ -120,12 +120,12 @@ __device__ void load_queries_of(const ScoreParams& p, const GroupRows& rows, std
   ptx::fence_proxy_async();
 }
 
-/// The first group's queries, by the multiplying warps.
-template <int kHeads>
+/// The first group's queries, by the multiplying warps. With sifting a loading warp brings the bounds.
+template <int kHeads, bool kSift>
 __device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
                                    const KernelErrorView& errors) {
   load_queries_of<kHeads>(p, rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
-  meet(kStart, kMultiplierWarps * kWarp);
+  meet(kStart, (kMultiplierWarps + (kSift ? 1 : 0)) * kWarp);
 }
 
 /// A loading warp's share of the queries of all groups but the first; with sifting, also their bounds.

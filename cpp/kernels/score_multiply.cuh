@@ -119,13 +119,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
   for (RingPlace place{.stage = warp / kGroupWarps};; place.advance(kMultipliers, shared.stages)) {
     shared.full[place.stage].wait(place.parity);
     const StageWork work = shared.work[place.stage];
-    if constexpr (kSift) {
-      lane_sift.begin_block(shared.work[place.stage]);
-    }
     if (work.group != group) {
-      if (kSift && group < 0) {
-        join(kBounds, kBoundsThreads);  // which come later than queries, and are needed later
-      }
       // One group after the other, also those of which other warpgroups have all blocks: a buffer's barriers must not
       // be two phases ahead of anyone.
       while (group < work.group) {
@@ -155,7 +149,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
       if (!kOne) {
         lane_rows.set(p, queries, row, in_block);
         if constexpr (kSift) {
-          lane_sift.set(row, group);
+          lane_sift.set(row);
         }
       }
       ptx::wgmma_wait<0>();

@@ -41,10 +41,19 @@ __device__ inline std::int32_t look_at(const std::int32_t& word) {
 __device__ inline bool too_late(const SiftMemory& memory, std::int32_t share) {
   std::int32_t left = share;
 #pragma unroll
-  for (const SiftCounts& of_group : memory.counts) {
-    left -= look_at(of_group.finished);
+  for (const std::int32_t& finished : memory.finished) {
+    left -= look_at(finished);
   }
   return look_at(memory.fetched) != 0 || left < kFetchBlocks;
+}
+
+/// Host row of a token, kNone if there is none.
+__device__ inline std::int32_t wanted_row(const ScoreParams& p, const WantedToken& token) {
+  const std::int32_t entry = (p.block.first + token.row) / p.step.query_rows;
+  const std::int32_t* table = p.step.block_table + static_cast<std::int64_t>(entry) * p.step.table_stride;
+  const std::int32_t block = table[token.position / kTokensPerBlock];
+  const bool good = block >= 0 && block < p.layer.host_rows / kTokensPerBlock;
+  return good ? block * kTokensPerBlock + token.position % kTokensPerBlock : kNone;
 }
 
 /// Rows that a call may prefetch.
@@ -66,9 +75,9 @@ class RingReader {
  public:
   __device__ explicit RingReader(const WantedRing* rings) : rings_(rings) {}
 
-  /// Takes up to 32 rows, one for each lane; kNone where there is none. Those that have been overwritten are gone; one
-  /// that is overwritten now may come twice.
-  __device__ std::int32_t take() {
+  /// Takes up to 32 tokens, one for each lane; `there` says whether a lane has one. Tokens that have been overwritten
+  /// are gone; one that is overwritten now may come twice.
+  __device__ WantedToken take(bool& there) {
     std::int32_t fresh = 0;
     if (lane_index() < kMultiplierWarps) {
       const std::int32_t put = ptx::load_shared_volatile(ptx::shared_address(&rings_[lane_index()].put));
@@ -78,7 +87,7 @@ class RingReader {
       fresh = put - taken_;
     }
     const std::int32_t up_to = inclusive_warp_sum(fresh);
-    const bool there = lane_index() < __shfl_sync(kAllLanes, up_to, kWarp - 1);
+    there = lane_index() < __shfl_sync(kAllLanes, up_to, kWarp - 1);
     int ring = 0;  // that has the lane's: as many as end at or before it come first
 #pragma unroll
     for (int i = 0; i < kMultiplierWarps - 1; ++i) {
@@ -86,10 +95,10 @@ class RingReader {
     }
     const std::int32_t place = __shfl_sync(kAllLanes, taken_ - (up_to - fresh), ring) + lane_index();
     taken_ += min(fresh, max(kWarp - (up_to - fresh), 0));
-    return there ? ptx::load_shared_volatile(ptx::shared_address(&rings_[ring].rows[place % kRingPlaces])) : kNone;
+    return there ? rings_[ring].look_at(place) : WantedToken{kNone, kNone};
   }
 
-  /// Rows that this was too slow for.
+  /// Tokens that this was too slow for.
   __device__ std::int32_t lost() const {
     return static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(lost_)));
   }
@@ -127,12 +136,16 @@ __device__ inline void list_missing(const ScoreParams& p, const SiftMemory& memo
   const std::int32_t places = min(prefetch_cap(p, errors), kQueuePlaces);
   std::int32_t capped = 0;
   while (!too_late(memory, share)) {
-    const std::int32_t row = rings.take();
-    if (!__any_sync(kAllLanes, row != kNone)) {
+    bool there = false;
+    const WantedToken token = rings.take(there);
+    if (!__any_sync(kAllLanes, there)) {
       __nanosleep(200);
       continue;
     }
-    capped += enqueue(p.layer, queue, tag, places, row != kNone && claim_row(p.layer, row), row);
+    const std::int32_t row = there ? wanted_row(p, token) : kNone;
+    // Most rows are resident, and an atomic operation costs more than a load.
+    const bool missing = row != kNone && slot_word(p.layer, row).load(cuda::memory_order_relaxed) == kNone;
+    capped += enqueue(p.layer, queue, tag, places, missing && claim_row(p.layer, row), row);
   }
   capped += rings.lost();
   __syncwarp();

@@ -18,38 +18,36 @@ namespace echo {
 
 inline constexpr int kMostRows = kMostColumns / 32;  ///< of a group
 inline constexpr int kRingPlaces = 32;
-inline constexpr int kBoundsThreads = (kMultiplierWarps + 1) * kWarp;  ///< that meet at kBounds
+inline constexpr int kWarpTokens = kTokensPerBlock / kGroupWarps;  ///< of a key block, consecutive, are a warp's
 
-/// Host rows worth having, from a multiplying warp to the one that lists what is missing.
+/// A token that is worth fetching.
+struct alignas(8) WantedToken {
+  std::int32_t row;  ///< of the row block
+  std::int32_t position;
+};
+
+/// From a multiplying warp to the prefetching one.
 struct WantedRing {
-  std::int32_t rows[kRingPlaces];
+  WantedToken tokens[kRingPlaces];
   std::int32_t put;  ///< so far
-  // What the warp itself seldom needs.
-  std::int32_t host_block;  ///< that it looks at
-  std::int32_t first_row;   ///< of its group, in the row block
-  std::int32_t buffer;      ///< that has the group's bounds
-};
 
-/// Of a warpgroup; of the rows of its group a lane each.
-struct SiftCounts {
-  std::int32_t finished;            ///< key blocks
-  std::int32_t lengths[kMostRows];  ///< 0 of a row that is not sifted
-  std::int32_t compared[kMostRows];
-};
-
-/// At the end of a share, of each row of its last group.
-struct SiftEnd {
-  std::int32_t found[kMostRows];  ///< pending candidates of all warps
-  std::int32_t first[kMostRows];  ///< place of the first of them in the row's list
+  // In one access each: a warp may look at a place that another is writing.
+  __device__ void set(std::int32_t place, const WantedToken& token) {
+    *reinterpret_cast<uint2*>(tokens + place % kRingPlaces) =
+        make_uint2(static_cast<unsigned>(token.row), static_cast<unsigned>(token.position));
+  }
+  __device__ WantedToken look_at(std::int32_t place) const {
+    const uint2 words = ptx::load_shared_volatile_pair(ptx::shared_address(&tokens[place % kRingPlaces]));
+    return {static_cast<std::int32_t>(words.x), static_cast<std::int32_t>(words.y)};
+  }
 };
 
 /// In shared memory, behind it the pending candidates of each multiplying warp.
 struct alignas(16) SiftMemory {
   SiftBounds bounds[kBuffers][kMostRows];  ///< of a group's rows, beside its queries
+  std::int32_t finished[kMultipliers];     ///< key blocks, by each warpgroup
   std::int32_t fetched;                    ///< whether all key blocks of the share are on their way
   WantedRing rings[kMultiplierWarps];
-  SiftCounts counts[kMultipliers];
-  SiftEnd end;
 
   /// Before anybody looks; by one warp.
   __device__ void clear() {
@@ -57,13 +55,7 @@ struct alignas(16) SiftMemory {
       rings[lane_index()].put = 0;
     }
     if (lane_index() < kMultipliers) {
-      counts[lane_index()].finished = 0;
-    }
-    if (lane_index() < kMostRows) {
-      end.found[lane_index()] = 0;
-      for (SiftCounts& own : counts) {
-        own.compared[lane_index()] = 0;
-      }
+      finished[lane_index()] = 0;
     }
     fetched = 0;
   }
@@ -73,7 +65,7 @@ struct alignas(16) SiftMemory {
 template <int kPlaces>
 struct PendingTokens {
   ScoredToken tokens[kPlaces];
-  std::int32_t rows[kPlaces];  ///< of the warp's group
+  std::int32_t rows[kPlaces];  ///< of the row block
 };
 
 /// With more rows in a group queries need more of shared memory.
@@ -129,37 +121,25 @@ class LaneSift {
 
   /// Goes to a group.
   __device__ void enter(const GroupQueries& queries, std::int32_t group) {
-    list_pending();
     leave();
-    __syncwarp();
-    if (lane_index() == 0) {
-      memory_.rings[warp_].first_row = queries.rows[0];
-      memory_.rings[warp_].buffer = group % kBuffers;
-    }
-    if (counts() && lane_index() < kMostRows) {
-      const float from = memory_.bounds[group % kBuffers][lane_index()].candidates;
-      const bool sifted = lane_index() < queries.rows[1] && from == from;
-      group_counts().lengths[lane_index()] = sifted ? queries.lengths[lane_index()] : 0;
+    bounds_ = memory_.bounds[group % kBuffers];
+    first_row_ = queries.rows[0];
+    length_ = 0;
+    if (lane_index() < queries.rows[1] && bounds_[lane_index()].candidates == bounds_[lane_index()].candidates) {
+      length_ = queries.lengths[lane_index()];
     }
     if (kOne) {
-      set(0, group);
+      set(0);
     }
-    __syncwarp();
   }
-  /// Goes to the rows of a product of a group that begins at `row`.
-  __device__ void set(std::int32_t row, std::int32_t group) {
+  /// Goes to the rows of a product that begins at `row`.
+  __device__ void set(std::int32_t row) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      from_[i] = memory_.bounds[group % kBuffers][min(own(row, i), kMostRows - 1)].candidates;
+      from_[i] = bounds_[min(own(row, i), kMostRows - 1)].candidates;
     }
   }
 
-  /// Before the rows of a key block. Where it lies waits in memory for the few times that it is needed.
-  __device__ void begin_block(const StageWork& work) {
-    if (lane_index() == 0) {
-      memory_.rings[warp_].host_block = work.host_block;
-    }
-  }
   /// Looks at the lane's score of row i + own of a product that begins at `row`, if it is there.
   __device__ void look(std::int32_t row, int i, bool there, float score, std::int32_t position) {
     const bool passes = there && score >= from_[i];
@@ -168,75 +148,59 @@ class LaneSift {
       take(lanes, passes, score, position, own(row, i));
     }
   }
-  /// When all rows of a key block have been looked at. One warp counts for its warpgroup: many warps that add to the
-  /// same words at the end of the launch keep each other waiting.
+  /// When all rows of a key block have been looked at.
   __device__ void end_block(std::int32_t token) {
-    if (counts()) {
-      if (lane_index() < kMostRows) {
-        SiftCounts& own = group_counts();
-        own.compared[lane_index()] += min(max(own.lengths[lane_index()] - token, 0), kTokensPerBlock);
-      }
-      if (lane_index() == 0) {
-        std::int32_t& finished = group_counts().finished;
-        show(finished, finished + 1);
-      }
+    const std::int32_t first = token + warp_ % kGroupWarps * kWarpTokens;
+    compared_ += min(max(length_ - first, 0), kWarpTokens);
+    ++finished_;
+    if (p_.sift.prefetch_cap > 0.0F && warp_ % kGroupWarps == 0 && lane_index() == 0) {
+      show(memory_.finished[warp_ / kGroupWarps], finished_);
     }
   }
-  /// When the share is done: all warps of the thread block together.
-  __device__ void finish();
+  /// When the share is done.
+  __device__ void finish() {
+    leave();
+    list_pending<kPlaces / kWarp>();
+  }
 
  private:
-  /// Of the group, in the row block.
-  __device__ std::int32_t first_row() const { return memory_.rings[warp_].first_row; }
-  /// Whether the warp counts for its warpgroup; a lane for a row.
-  __device__ bool counts() const { return warp_ % kGroupWarps == 0; }
-  __device__ SiftCounts& group_counts() const { return memory_.counts[warp_ / kGroupWarps]; }
   /// Within the group.
   __device__ static std::int32_t own(std::int32_t row, int i) { return row + 2 * i + lane_index() % 4 / 2; }
 
   __device__ void take(unsigned lanes, bool passes, float score, std::int32_t position, std::int32_t row) {
     if (count_ > kPlaces - kWarp) [[unlikely]] {
-      list_pending();
+      list_pending<1>();  // short code: it lies in the loop over key blocks
     }
     if (passes) {
       const std::int32_t place = count_ + rank_in(lanes);
       pending_.tokens[place] = {ordered_key(score), position};
-      pending_.rows[place] = row;
+      pending_.rows[place] = first_row_ + row;
     }
     count_ += __popc(lanes);
     if (p_.sift.prefetch_cap > 0.0F) {
-      const bool wanted = passes && score >= memory_.bounds[memory_.rings[warp_].buffer][row].prefetch;
+      const bool wanted = passes && score >= bounds_[row].prefetch;
       const unsigned wanting = __ballot_sync(kAllLanes, wanted);
       if (wanting == 0U) {
         return;
       }
       WantedRing& ring = memory_.rings[warp_];
-      __syncwarp();
-      const std::int32_t before = ring.put;
       if (wanted) {
-        ring.rows[(before + rank_in(wanting)) % kRingPlaces] =
-            ring.host_block * kTokensPerBlock + position % kTokensPerBlock;
+        ring.set(put_ + rank_in(wanting), {first_row_ + row, position});
       }
+      put_ += __popc(wanting);
       __syncwarp();
       if (lane_index() == 0) {
-        show(ring.put, before + __popc(wanting));
+        show(ring.put, put_);
       }
     }
   }
-  /// Lists what is pending, within a share. Short code: it lies in the loop over key blocks.
+  /// Lists what is pending, so many of a lane at once.
+  template <int kTogether>
   __device__ void list_pending();
-  __device__ void put(std::int32_t at, std::int32_t row, std::int32_t place) const {
-    if (place < p_.sift.capacity) {
-      p_.sift.tokens[static_cast<std::int64_t>(row) * p_.sift.capacity + place] = pending_.tokens[at];
-    }
-  }
   __device__ void leave() {
-    if (counts() && lane_index() < kMostRows) {
-      std::int32_t& compared = group_counts().compared[lane_index()];
-      if (compared != 0) {
-        atomicAdd(&p_.sift.rows[first_row() + lane_index()].compared, compared);
-        compared = 0;
-      }
+    if (compared_ != 0) {
+      atomicAdd(&p_.sift.rows[first_row_ + lane_index()].compared, compared_);
+      compared_ = 0;
     }
   }
 
@@ -244,71 +208,48 @@ class LaneSift {
   SiftMemory& memory_;
   PendingTokens<kPlaces>& pending_;
   int warp_;
-  std::int32_t count_ = 0;  ///< pending
+  const SiftBounds* bounds_ = nullptr;  ///< of the group
+  std::int32_t first_row_ = 0;          ///< of the group, in the row block
+  std::int32_t count_ = 0;              ///< pending
+  std::int32_t put_ = 0;                ///< in the ring
+  std::int32_t finished_ = 0;           ///< key blocks
+  std::int32_t length_ = 0;             ///< of the lane's row, 0 if it is not sifted
+  std::int32_t compared_ = 0;           ///< scores of that row
   float from_[kPairs] = {};
 };
 
 template <int kRows, bool kOne>
+template <int kTogether>
 __device__ void LaneSift<kRows, kOne>::list_pending() {
+  static_assert(kPlaces % (kTogether * kWarp) == 0);
   __syncwarp();
 #pragma unroll 1
-  for (std::int32_t from = 0; from < count_; from += kWarp) {
-    const std::int32_t at = from + lane_index();
-    const std::int32_t row = at < count_ ? pending_.rows[at] : kNone;
-    const unsigned peers = __match_any_sync(kAllLanes, row);  // lanes with candidates of the same row
-    std::int32_t place = 0;
-    if (row != kNone && rank_in(peers) == 0) {
-      place = atomicAdd(&p_.sift.rows[first_row() + row].found, __popc(peers));
+  for (std::int32_t from = 0; from < count_; from += kTogether * kWarp) {
+    std::int32_t rows[kTogether];
+    std::int32_t places[kTogether];
+    unsigned peers[kTogether];  // lanes with candidates of the same row
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int32_t at = from + i * kWarp + lane_index();
+      rows[i] = at < count_ ? pending_.rows[at] : kNone;
+      peers[i] = __match_any_sync(kAllLanes, rows[i]);
+      places[i] = 0;
+      if (rows[i] != kNone && rank_in(peers[i]) == 0) {
+        places[i] = atomicAdd(&p_.sift.rows[rows[i]].found, __popc(peers[i]));
+      }
     }
-    place = __shfl_sync(kAllLanes, place, __ffs(static_cast<int>(peers)) - 1) + rank_in(peers);
-    if (row != kNone) {
-      put(at, first_row() + row, place);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const std::int32_t first = __shfl_sync(kAllLanes, places[i], __ffs(static_cast<int>(peers[i])) - 1);
+      const std::int32_t place = first + rank_in(peers[i]);
+      if (rows[i] != kNone && place < p_.sift.capacity) {
+        p_.sift.tokens[static_cast<std::int64_t>(rows[i]) * p_.sift.capacity + place] =
+            pending_.tokens[from + i * kWarp + lane_index()];
+      }
     }
   }
   __syncwarp();
   count_ = 0;
-}
-
-// One atomic operation for each row of the last group, not one from each warp: all thread blocks come to their end at
-// the same time, and to the same few words.
-template <int kRows, bool kOne>
-__device__ void LaneSift<kRows, kOne>::finish() {
-  constexpr int kTogether = kPlaces / kWarp;
-  static_assert(kPlaces % kWarp == 0);
-  SiftEnd& end = memory_.end;
-  std::int32_t rows[kTogether];
-  std::int32_t places[kTogether];
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    const std::int32_t at = i * kWarp + lane_index();
-    rows[i] = at < count_ ? pending_.rows[at] : kNone;
-    const unsigned peers = __match_any_sync(kAllLanes, rows[i]);
-    places[i] = 0;
-    if (rows[i] != kNone && rank_in(peers) == 0) {
-      places[i] = atomicAdd(&end.found[rows[i]], __popc(peers));
-    }
-    places[i] = __shfl_sync(kAllLanes, places[i], __ffs(static_cast<int>(peers)) - 1) + rank_in(peers);
-  }
-  meet(kListed, kMultiplierWarps * kWarp);
-  if (warp_ == 0 && lane_index() < kMostRows) {
-    std::int32_t compared = 0;
-    for (const SiftCounts& of_group : memory_.counts) {
-      compared += of_group.compared[lane_index()];
-    }
-    if (compared != 0) {
-      RowSift& sift = p_.sift.rows[first_row() + lane_index()];
-      end.first[lane_index()] = atomicAdd(&sift.found, end.found[lane_index()]);
-      atomicAdd(&sift.compared, compared);
-    }
-  }
-  meet(kListed, kMultiplierWarps * kWarp);
-#pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    if (rows[i] != kNone) {
-      put(i * kWarp + lane_index(), first_row() + rows[i], end.first[rows[i]] + places[i]);
-    }
-  }
 }
 
 }  // namespace echo

@@ -89,7 +89,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       }
       if (kSift && warp == kFetcher + 1) {
         load_bounds(p, maker.run().rows, maker.prefetches(), sift_memory(shared).bounds[0], errors);
-        announce(kBounds, kBoundsThreads);
+        announce(kStart, (kMultiplierWarps + 1) * kWarp);
       }
       if (kSift && warp == kFetcher + kLoaderWarps) {
         if (maker.prefetches()) {
@@ -99,7 +99,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
         load_next_queries<kHeads, kSift>(p, maker, shared, errors);
       }
     } else {
-      load_first_queries<kHeads>(p, maker.run().rows, shared, errors);
+      load_first_queries<kHeads, kSift>(p, maker.run().rows, shared, errors);
       multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared);
     }
   }

@@ -19,8 +19,6 @@ inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that f
 inline constexpr int kScoreThreads = (kMultiplierWarps + 1 + kLoaderWarps) * kWarp;
 inline constexpr int kBarriersMade = 1;          ///< hardware barrier: all but the multiplying warps may begin
 inline constexpr int kStart = 2;                 ///< another: the first group's queries are there
-inline constexpr int kBounds = 3;                ///< a third: its bounds are there
-inline constexpr int kListed = 4;                ///< a fourth: what the last group has for its lists is counted
 inline constexpr int kBuffers = 2;               ///< of queries
 inline constexpr int kMostColumns = 512;         ///< rows x heads of a group
 inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can have
@@ -33,10 +31,9 @@ static_assert(kMapRowBytes == ptx::kSwizzleRow && kTokensPerBlock == 64 && kMapB
 ECHO_HOST_DEVICE constexpr int loaders(bool sift) { return sift ? kLoaderWarps - 1 : kLoaderWarps; }
 
 /// What is in a stage.
-struct alignas(16) StageWork {
-  std::int32_t group;       ///< of the thread block, counted from 0
-  std::int32_t token;       ///< first of the key block; kNone: there is no more work
-  std::int32_t host_block;  ///< where the tokens' rows are on the host
+struct alignas(8) StageWork {
+  std::int32_t group;  ///< of the thread block, counted from 0
+  std::int32_t token;  ///< first of the key block; kNone: there is no more work
 };
 
 /// How large the parts of shared memory are.
@@ -89,7 +86,7 @@ struct ScoreStages {
   std::byte* queries;            ///< [kBuffers, query_bytes]
   std::byte* weights;            ///< [kBuffers, weight_bytes]
   std::byte* lengths;            ///< [kBuffers, length_bytes]
-  std::byte* sift;               ///< [sift_bytes] at the end, where addresses are constant: they need no registers
+  std::byte* sift;               ///< [sift_bytes]
   StageWork* work;               ///< [stages]
   ptx::Mbarrier* full;           ///< [stages] the keys and what to do are there
   ptx::Mbarrier* empty;          ///< [stages] a warpgroup has read them
@@ -103,8 +100,8 @@ struct ScoreStages {
     queries = keys + stages * kStageBytes;
     weights = queries + kBuffers * sizes.query_bytes();
     lengths = weights + kBuffers * sizes.weight_bytes();
-    sift = memory + kSharedBytes - sizes.sift_bytes;
-    work = reinterpret_cast<StageWork*>(lengths + kBuffers * sizes.length_bytes());
+    sift = lengths + kBuffers * sizes.length_bytes();
+    work = reinterpret_cast<StageWork*>(sift + sizes.sift_bytes);
     full = reinterpret_cast<ptx::Mbarrier*>(work + stages);
     empty = full + stages;
     queries_full = empty + stages;
