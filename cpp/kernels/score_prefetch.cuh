@@ -237,7 +237,7 @@ __device__ inline void fetch_dealt(const ScoreParams& p, std::int32_t scorers, s
       __nanosleep(100);
     }
   }
-  rows.report(p.sift.prefetched);
+  rows.finish(p.sift.prefetched);
 }
 
 /// All of a thread block that does not score, in memory that nobody else uses. So many others do.
