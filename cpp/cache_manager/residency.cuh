@@ -112,17 +112,13 @@ __host__ __device__ inline std::int32_t wait_for(const LayerView& layer, std::in
   }
 }
 
-/// Unmaps the row of a slot that the caller has claimed.
-__host__ __device__ inline void unmap(const LayerView& layer, std::int32_t slot, std::int32_t row) {
-  std::int32_t expected = slot;
-  slot_word(layer, row).compare_exchange_strong(expected, kNone, cuda::memory_order_relaxed);
-}
 /// Claims a slot that was seen with `stamp` and `row`, and unmaps the row; false if it was used or claimed meanwhile.
 __host__ __device__ inline bool evict(const LayerView& layer, std::int32_t slot, std::int32_t stamp, std::int32_t row) {
   if (!stamp_word(layer, slot).compare_exchange_strong(stamp, kClaimed, cuda::memory_order_relaxed)) {
     return false;
   }
-  unmap(layer, slot, row);
+  std::int32_t expected = slot;
+  slot_word(layer, row).compare_exchange_strong(expected, kNone, cuda::memory_order_relaxed);
   return true;
 }
 

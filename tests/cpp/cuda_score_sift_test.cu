@@ -325,7 +325,7 @@ TEST_F(CudaScoreSift, PrefetchWaitsUntilRowsHaveBeenMissing) {
   world.thread_blocks = 6;
   const std::vector<std::byte> kv(static_cast<std::size_t>(sizes.rows() * row_bytes_of(world.shape)), std::byte{1});
   const DeviceArray rows(world.backend, kv);
-  std::vector<std::int32_t> lengths(3, 8'000);
+  std::vector<std::int32_t> lengths(3, 7'000);
   std::int32_t tick = 0;
   for (const std::int32_t later : {kExpectMisses + 1, 2, kExpectMisses + 1, kExpectMisses}) {
     tick += later;
