@@ -26,9 +26,6 @@ namespace echo {
 inline constexpr std::int32_t kClaimers = 256;    ///< threads that claim slots, the last ones of a block
 inline constexpr std::int32_t kClaimBarrier = 1;  ///< theirs
 inline constexpr std::int32_t kMostPlanned = 2;   ///< windows that a call with many misses spreads them over
-/// A call within so many ticks of one that needed slots looks ahead: misses come in nearly every step or in none for
-/// long.
-inline constexpr std::int32_t kExpectMisses = 8;
 
 inline constexpr std::int32_t kNoClaimer = 0x7FFFFFFF;
 

@@ -175,12 +175,12 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
     if constexpr (kForecasts) {
       count(&counters.forecast_used, counts.forecast());
     }
+    if (missing.rows > 0 || counts.prefetched<kForecasts>() > 0) {
+      AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
+    }
   }
   if (missing.rows == 0) {
     return;
-  }
-  if (claimer == 0) {
-    AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
   }
   const std::int32_t* rows = shared.look_up.rows;
   std::int32_t* slots = shared.look_up.slots;

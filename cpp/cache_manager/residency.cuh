@@ -137,13 +137,18 @@ __host__ __device__ inline void assign(const LayerView& layer, std::int32_t slot
   host_word(layer, slot).store(row, cuda::memory_order_relaxed);
 }
 
-/// Shows the row's slot to everybody, with the current tick or one that says it was fetched ahead. Ordered behind what
-/// this thread, or one that it met at a barrier, has assigned.
+/// Maps a row to its slot, with the current tick or one that says it was fetched ahead. On its own where nobody reads
+/// the slot in this launch.
+__host__ __device__ inline void map_row(const LayerView& layer, std::int32_t slot, std::int32_t row,
+                                        std::int32_t stamp) {
+  stamp_word(layer, slot).store(stamp, cuda::memory_order_relaxed);
+  slot_word(layer, row).store(slot, cuda::memory_order_relaxed);
+}
+/// Shows the row's slot to everybody. Ordered behind what this thread, or one that it met at a barrier, has assigned.
 __host__ __device__ inline void publish(const LayerView& layer, std::int32_t slot, std::int32_t row,
                                         std::int32_t stamp) {
   cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
-  stamp_word(layer, slot).store(stamp, cuda::memory_order_relaxed);
-  slot_word(layer, row).store(slot, cuda::memory_order_relaxed);
+  map_row(layer, slot, row, stamp);
 }
 
 /// Adds to a counter that nobody waits for.
