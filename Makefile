@@ -31,7 +31,7 @@ help:
 	@echo "make build      set up $(VENV), build and install echo-kv into it"
 	@echo "make demo       run the demonstration          (ARGS=\"--json FILE\" ...)"
 	@echo "make test       run the Python tests           (ARGS=\"-k name\" ...)"
-	@echo "make evidence   write the tables and pictures of docs/evidence.md"
+	@echo "make evidence   write the tables and pictures of docs/evidence.md, and the table of docs/throughput.md"
 	@echo "make cpp-test   run the C++ tests under address and UB sanitizers (needs GoogleTest)"
 	@echo "make cpp-test-release  the same optimised, on the GPU where there is one"
 	@echo "make lint       clang-format, ruff and mypy;  make format  applies the first two"
@@ -47,6 +47,7 @@ test: $(STAMP)
 	$(PY) -m pytest $(ARGS)
 
 evidence: $(STAMP)
+	$(PY) tools/throughput.py
 	$(PY) tools/evidence.py $(ARGS)
 
 $(PY):

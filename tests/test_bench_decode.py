@@ -203,7 +203,7 @@ def test_each_system_turns_on_its_own_setting():
     made = {name: dict(make_system(name, 700, load, shape).settings) for name in systems.SYSTEMS}
     off = {"prefetch": "off", "forecast_cap": 0}
     assert made.pop("echo-prefetch") == {**off, "prefetch": "on"}
-    assert made.pop("echo-forecast") == {**off, "forecast_cap": 65536}
+    assert made.pop("echo-forecast") == {**off, "forecast_cap": 1}
     assert all(settings == off for settings in made.values())
 
 

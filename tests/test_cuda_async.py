@@ -40,6 +40,7 @@ def delayed_step(rig: Rig, entries) -> tuple[torch.Tensor, torch.Tensor]:
     return rig.runtime.step(batch)
 
 
+@pytest.mark.alone
 def test_a_step_returns_before_its_work_is_done(rigs):
     rig, _ = rigs
     pair = rig.open(128)
@@ -49,6 +50,7 @@ def test_a_step_returns_before_its_work_is_done(rigs):
     assert not torch.cuda.current_stream().query()
 
 
+@pytest.mark.alone
 def test_counters_are_read_beside_the_steps(rigs):
     """`stats` does not wait for steps in flight; once they are done their part is in it."""
     rig, _ = rigs
@@ -65,14 +67,28 @@ def test_counters_are_read_beside_the_steps(rigs):
     assert [layer.appended for layer in late.layers] == [layer.appended + 1 for layer in before.layers]
 
 
+def fed(rig: Rig, max_tokens: int, tokens: list[int]) -> echo.Session:
+    """A session that has read them; nobody follows what it does."""
+    session = rig.runtime.open_session(max_tokens)
+    for first in range(0, len(tokens), 64):
+        rig.runtime.prefill(session, tokens[first : first + 64], rig.model)
+    return session
+
+
+def stepped(rigs: tuple[Rig, Rig], rig: Rig, session: echo.Session) -> tuple[torch.Tensor, torch.Tensor]:
+    """A step, which the first rig's stream comes to late."""
+    if rig is rigs[0]:
+        torch.cuda._sleep(LONG)
+    return rig.runtime.step(echo.Batch([session], [7]))
+
+
 @pytest.mark.parametrize("repeat", range(20))
 def test_rows_of_a_closed_session_are_not_imported_into_too_early(rigs, repeat):
     results = []
     for rig in rigs:
-        pair = rig.open(512)
-        rig.prefill(pair, tokens_of(repeat, 300))
-        step = delayed_step(rig, [(pair, 7)]) if rig is rigs[0] else rig.step([(pair, 7)])
-        pair.session.close()
+        session = fed(rig, 512, tokens_of(repeat, 300))
+        results.append(stepped(rigs, rig, session))
+        session.close()
         other = rig.runtime.open_session(512)  # the same blocks, or others
         third = rig.runtime.open_session(512)
         for session in (other, third):
@@ -80,7 +96,6 @@ def test_rows_of_a_closed_session_are_not_imported_into_too_early(rigs, repeat):
             for layer in range(3):
                 for rows in filled.rows(layer):
                     rows[:] = 0xFF
-        results.append(step)
     assert_same_bits(*results)
 
 
@@ -88,17 +103,15 @@ def test_rows_of_a_closed_session_are_not_imported_into_too_early(rigs, repeat):
 def test_a_fork_that_is_cut_and_filled_leaves_the_parents_step_alone(rigs, repeat):
     results = []
     for rig in rigs:
-        parent = rig.open(256)
-        rig.prefill(parent, tokens_of(repeat, 128))
-        child = parent.session.fork()
-        step = delayed_step(rig, [(parent, 7)]) if rig is rigs[0] else rig.step([(parent, 7)])
-        parent.session.close()
+        parent = fed(rig, 256, tokens_of(repeat, 128))
+        child = parent.fork()
+        results.append(stepped(rigs, rig, parent))
+        parent.close()
         child.truncate(0)
         filled = rig.runtime.begin_import(child, 128)
         for layer in range(3):
             for rows in filled.rows(layer):
                 rows[:] = 0xFF
-        results.append(step)
     assert_same_bits(*results)
 
 

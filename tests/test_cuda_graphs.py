@@ -75,6 +75,7 @@ def test_steps_run_on_the_stream_that_was_set(make_rig, captured):
     assert_same_mirrors(own, usual)
 
 
+@pytest.mark.alone
 def test_a_steady_captured_step_is_one_copy_and_one_launch(make_rig, device, tmp_path):
     """Pitfall 13: no synchronisation, no allocation, no pageable copy; by what CUPTI saw of 100 steps."""
     steps = 100

@@ -20,7 +20,7 @@ from support.rig import host_row_of, small_shape, tokens_of
 
 import echo
 
-pytestmark = ON_A_GPU
+pytestmark = [*ON_A_GPU, pytest.mark.alone]
 
 GIB = 1 << 30
 

@@ -90,6 +90,7 @@ def test_steps_on_changing_streams_come_one_after_the_other(make_rig, captured):
     assert_same_mirrors(winding, straight)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["closed", "dropped"])
 def test_a_runtime_ends_with_steps_in_flight(device, one_torch_thread, how):
     """Pitfall 22: it waits for them, bounded, and does so once; what was handed out stays readable."""
@@ -131,6 +132,7 @@ def test_a_runtime_ends_with_steps_in_flight(device, one_torch_thread, how):
         run()
 
 
+@pytest.mark.alone
 def test_rows_of_a_closed_session_wait_for_its_steps(make_rig):
     """Pitfall 4: what the next session writes to its host rows is not overwritten by a step that was in flight."""
     rig = make_rig(small_shape(), host_tokens=256, max_context=128, max_batch=2)

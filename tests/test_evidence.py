@@ -1,4 +1,4 @@
-"""docs/evidence.md is what tools/evidence.py makes of the traces that ship and of bench/results."""
+"""docs/evidence.md is what tools/evidence.py makes of the traces that ship and of bench/results; throughput.md, too."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ with importable("tools"):
     import evidence_measure as measure
     import evidence_prefetch as prefetch
     import evidence_tables as tables
+    import throughput
 
 PAGE = evidence.PAGE.read_text(encoding="utf-8")
 
@@ -27,6 +28,22 @@ def block(name: str, page: str = PAGE) -> str:
 @pytest.mark.parametrize("name", evidence.quick_blocks())
 def test_tables_that_need_no_replay_are_up_to_date(name):
     assert block(name) == evidence.quick_blocks()[name], "run `make evidence`"
+
+
+def test_the_page_on_throughput_is_up_to_date():
+    result = json.loads((evidence.RESULTS / "decode.json").read_text())
+    page = evidence.PAGE.with_name("throughput.md").read_text(encoding="utf-8")
+    assert block("measured", page) == throughput.measured(result), "run `make evidence`"
+
+
+def test_throughput_says_what_systems_come_to():
+    result = json.loads((evidence.RESULTS / "decode.json").read_text())
+    case = next(case for case in result["cases"][1:] if case["case"]["system"] == "echo")
+    slower = {**case, "case": {**case["case"], "system": "echo-prefetch"}, "late_miss_rate": case["late_miss_rate"] / 2,
+              "attention_ms_per_step": 12 * case["attention_ms_per_step"]}  # fmt: skip
+    text = throughput.measured({**result, "cases": [result["cases"][0], case, slower]})
+    assert "With prefetches a step takes 12.00 times as long as without, and 0.50 times as much is missed." in text
+    assert "Not run: `resident`, `resident-total`, `per-request`, `echo-forecast`." in text
 
 
 def test_misses_of_one_trace_are_up_to_date():

@@ -1,9 +1,16 @@
-"""tools/gpu_all.py: order, time limits and the table, with parts that are shell scripts."""
+"""tools/gpu_all.py: order, time limits and the table; tools/gpu_check.sh: a failure is seen and stops nobody else.
+
+Shell scripts take the place of parts, tests and sanitizers.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -95,3 +102,71 @@ def test_gpu_check_has_all_parts():
         else:
             assert (ROOT / "bench" / f"test_{name}.py").exists() == part.baseline
             assert part.baseline or (ROOT / "bench" / f"{name}.py").exists()
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Runs a part of a copy of gpu_check.sh, with these programs on the path."""
+    for name in ("tools/gpu_check.sh", "bench/record.py"):
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(ROOT / name, tmp_path / name)
+
+    def run(part: str, programs: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        for name, text in programs.items():
+            (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}")
+            (tmp_path / "bin" / name).chmod(0o755)
+        own = {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "PYTHON": sys.executable,
+            "ECHO_BUILT": "1",
+            "ECHO_CPP_TESTS": str(tmp_path / "bin/echo_tests"),
+            "ECHO_RESULTS": str(tmp_path / "results"),
+        }
+        command = [str(tmp_path / "tools/gpu_check.sh"), part]
+        given = {name: value for name, value in os.environ.items() if not name.startswith("ECHO_")}
+        return subprocess.run(command, capture_output=True, text=True, env={**given, **own, **environment})
+
+    return run
+
+
+MPS = {"nvidia-cuda-mps-control": 'cat >>"$ASKED" <<<"${1:-$(cat)}"'}
+
+
+def test_cpp_tests_are_dealt_out_and_one_that_fails_is_seen(check, tmp_path):
+    asked = tmp_path / "asked"
+    tests = 'echo "$GTEST_SHARD_INDEX of $GTEST_TOTAL_SHARDS"; exit $((GTEST_SHARD_INDEX == BAD))'
+    for bad in ("1", "9"):
+        done = check("cpp-tests", {**MPS, "echo_tests": tests}, ECHO_WORKERS="3", BAD=bad, ASKED=str(asked))
+        assert done.returncode == (bad == "1"), done.stderr
+        assert sorted(done.stdout.splitlines()) == ["0: 0 of 3", "1: 1 of 3", "2: 2 of 3"]
+    assert asked.read_text().split() == ["-d", "quit"] * 2
+    assert check("cpp-tests", {"echo_tests": tests}, ECHO_WORKERS="1", BAD="9", ASKED=str(asked)).returncode == 0
+    assert asked.read_text().split() == ["-d", "quit"] * 2, "one process shares the GPU with nobody"
+
+
+def test_every_sanitizer_ends_and_says_how(check, tmp_path):
+    tool = """echo "[       OK ] A.B (3 ms)"
+case "$2-$GOOD" in
+  memcheck-*) echo "$@" ;;
+  racecheck-) echo "========= Error: Race reported between two"; exit 99 ;;
+  initcheck-) sleep 60 ;;
+  synccheck-) echo "[  FAILED  ] C.D (1 ms)"; exit 1 ;;
+esac
+echo "========= ERROR SUMMARY: 0 errors"
+"""
+    programs = {"compute-sanitizer": tool}
+    done = check("sanitize", programs, ECHO_SANITIZE_SECONDS="2", GOOD="", FILTER="Some.*")
+    assert done.returncode == 1 and "Race reported between two" in done.stdout and "C.D" in done.stdout
+    results = tmp_path / "results"
+    assert "--gtest_filter=Some.*" in (results / "sanitize-memcheck.log").read_text()
+    said = {
+        case["case"]["tool"]: case["status"] for case in json.loads((results / "sanitize.json").read_text())["cases"]
+    }
+    assert said == {
+        "memcheck": "clean, 1 tests passed; ERROR SUMMARY: 0 errors",
+        "racecheck": "exit status 99, 1 tests passed; ",
+        "initcheck": "out of time, 1 tests passed; ",
+        "synccheck": "exit status 1, 1 tests passed; ",
+    }
+    assert check("sanitize", programs, GOOD="yes").returncode == 0

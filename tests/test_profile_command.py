@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import run
+from support.gpu import hopper_scores
 from support.kineto import LAYER
 from support.rig import full_width_shape
 
@@ -59,19 +61,22 @@ def test_a_step_on_the_cpu_has_no_holes(make_rig):
     assert step.own_times().sum() == pytest.approx(step.end - step.start)
 
 
-@pytest.mark.parametrize("workload", ["tiny", "synthetic"])
-def test_the_command_prints_tables_and_writes_files(capsys, tmp_path, workload, device):
+@pytest.mark.parametrize(("workload", "forecast_cap"), [("tiny", 0), ("tiny", 40), ("synthetic", 0)])
+def test_the_command_prints_tables_and_writes_files(capsys, tmp_path, device, workload, forecast_cap):
     pytest.importorskip("matplotlib")
     if workload == "tiny":
         pytest.importorskip("echo.hf")
-        sizes, layers = ("--batch", "2", "--length", "300"), 5
+        sizes, layers = ("--batch", "2", "--length", "400", "--pool", "1.2"), 5
     else:
         sizes, layers = ("--synthetic", "--layers", "2", "--batch", "2", "--length", "150", "--threads", "1"), 2
-    verbs = LAYER if device == "cpu" or workload == "tiny" else LAYER[1:]  # Hopper's score appends
+    # Both have keys that Hopper's score takes: it appends them, and recall rows.
+    kernels = os.environ.get("ECHO_KERNELS", "auto")
+    hopper = device == "cuda" and hopper_scores(echo.ModelShape(), kernels)
+    verbs = LAYER[1:] if hopper else LAYER
     files = {name: tmp_path / f"profile.{name}" for name in ("trace", "json", "plot")}
     files["plot"] = files["plot"].with_suffix(".png")
     status, out, _ = run(
-        capsys, "profile", "--device", device, "--steps", "3", *sizes,
+        capsys, "profile", "--device", device, "--steps", "3", "--forecast-cap", str(forecast_cap), *sizes,
         *(word for name, file in files.items() for word in (f"--{name}", str(file))),
     )  # fmt: skip
     assert status == 0 and f"{layers} layers" in out and "2 sessions of" in out and "3 steps" in out
@@ -80,6 +85,8 @@ def test_the_command_prints_tables_and_writes_files(capsys, tmp_path, workload, 
     parts = {part["name"]: part for part in report["parts"]}
     assert sum(part["us"] for part in parts.values()) >= 0.999 * report["step_us"]
     assert len(report["by_layer"]["hit_rate"]) == layers
+    forecasts = forecast_cap > 0 and (device == "cpu" or kernels != "generic")
+    assert (sum(report["by_layer"]["forecast_rows"]) > 0) == forecasts
     for part in parts.values():
         assert re.search(rf"^{part['name']} .*{part['share']:.1%}", out, re.MULTILINE)
     tracks, events = events_of(files["trace"])
@@ -91,8 +98,17 @@ def test_the_command_prints_tables_and_writes_files(capsys, tmp_path, workload, 
             for event in events
             if event["track"] not in ("steps", "host") and -0.01 <= event["ts"] - step["ts"] < step["dur"] - 0.01
         ]
-        assert sum(event["dur"] for event in inside) == pytest.approx(step["dur"], rel=1e-2 if device == "cpu" else 1)
-        assert {f"{verb} layer {layers - 1}" for verb in verbs} <= {event["name"] for event in inside}
+        # From the first one's begin to the last one's end; between them others run side by side, or nothing.
+        assert inside[0]["ts"] == pytest.approx(step["ts"], abs=0.01)
+        end = max(event["ts"] + event["dur"] for event in inside)
+        assert end == pytest.approx(step["ts"] + step["dur"], abs=0.01)
+        names = {event["name"] for event in inside}
+        assert {f"{verb} layer {layers - 1}" for verb in verbs} <= names
+        assert not any(verb in name for verb in {*LAYER} - {*verbs} for name in names)
+        if device == "cpu":
+            assert sum(event["dur"] for event in inside) == pytest.approx(step["dur"], rel=1e-2)
+        else:
+            assert ("forecast" in names) == forecasts
     if device == "cpu":
         assert list(parts) == ["begin", *LAYER, "commit", OTHER] and report["call_us"] is None
         assert all(parts[verb]["launches"] == layers for verb in LAYER) and tracks == {"cpu", "steps"}

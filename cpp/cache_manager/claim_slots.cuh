@@ -16,6 +16,7 @@
 // claimers do not touch host memory before they are done: what waits for the link would hold them up. On an H200 a call
 // of one session with 41 misses takes 5.5 us, and 7.4 if nothing is looked at ahead.
 
+#include "cache_manager/free_stack.cuh"
 #include "cache_manager/residency.cuh"
 #include "cache_manager/row_scores.hpp"
 #include "kernels/warp.cuh"
@@ -25,9 +26,6 @@ namespace echo {
 inline constexpr std::int32_t kClaimers = 256;    ///< threads that claim slots, the last ones of a block
 inline constexpr std::int32_t kClaimBarrier = 1;  ///< theirs
 inline constexpr std::int32_t kMostPlanned = 2;   ///< windows that a call with many misses spreads them over
-/// A call within so many ticks of one that needed slots looks ahead: misses come in nearly every step or in none for
-/// long.
-inline constexpr std::int32_t kExpectMisses = 8;
 
 inline constexpr std::int32_t kNoClaimer = 0x7FFFFFFF;
 
@@ -50,6 +48,7 @@ struct ClaimPlace {
 struct ClaimShared {
   std::int32_t free;  ///< slots on the stack, before and after the block has popped its own
   std::int32_t top;
+  bool hints;           ///< the stack is empty, and no block of this launch reads what it took from there
   std::int32_t given;   ///< rows that have a slot
   std::int32_t popped;  ///< rows that have a slot which was free
   std::int32_t oldest;
@@ -134,9 +133,9 @@ __device__ inline void sort_window(std::int32_t claimer, bool spares, Sight& sig
 
 /// What a claimer knows of its layer before it knows k-th scores.
 struct FirstLook {
-  Sight sight;     ///< of the first window; nothing, if the layer has not needed slots lately
-  RowScore score;  ///< of its row
-  std::int32_t free;
+  FreeStack stack;
+  Sight sight = {};     ///< of the first window; nothing, if the layer has not needed slots lately
+  RowScore score = {};  ///< of its row
 };
 
 /// May come before the kernel ahead of the launch has ended: what that may still change is a guess here. `expected`:
@@ -144,8 +143,7 @@ struct FirstLook {
 __device__ inline FirstLook look_first(const LayerView& layer, const RowScores& scores, std::int32_t now,
                                        const ClaimPlace& place, std::int32_t claimer, bool expected) {
   const std::int32_t missed = AtomicWord(layer.replacement->missed).load(cuda::memory_order_relaxed);
-  FirstLook look;
-  look.free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
+  FirstLook look{.stack = FreeStack(layer)};
   if (claimer < place.window) {
     look.sight = read_slot(layer, place, static_cast<std::uint32_t>(claimer));
   }
@@ -165,7 +163,8 @@ __device__ inline Sight look_ahead(const FirstLook& look, const RowScores& score
     sight.candidate = {scores.distance(look.score), age_of(sight.stamp, now)};
   }
   if (claimer == 0) {
-    shared.free = look.free;
+    shared.free = look.stack.free;
+    shared.hints = look.stack.free <= 0 && look.stack.popped != now;
     shared.given = 0;
   }
   sort_window(claimer, /*spares=*/true, sight, shared);
@@ -228,9 +227,6 @@ __device__ inline std::int32_t claim_slots(const LayerView& layer, const RowScor
   std::int32_t popped = 0;
   if (shared.free > 0) {
     if (claimer == 0) {
-      // Told before: who finds the stack empty, since this block has taken what was on it, leaves no hints there.
-      AtomicWord(layer.replacement->popped).store(now, cuda::memory_order_relaxed);
-      cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
       shared.top = pop_free(layer, needed);
       shared.popped = shared.given = min(max(shared.top, 0), needed);
     }

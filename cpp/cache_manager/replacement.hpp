@@ -37,13 +37,17 @@ inline constexpr std::int32_t kWindowGrain = 32;
 inline constexpr std::int32_t kHints = 64;  ///< that a layer keeps, at most
 /// Slots of a window that may go and do not, for hints to be among them.
 inline constexpr std::int32_t kLeastLeft = 4;
+/// A call within so many ticks of one in which rows were missing does something about it ahead: misses come in nearly
+/// every step or in none for long.
+inline constexpr std::int32_t kExpectMisses = 8;
 
-struct ReplacementState {
+struct alignas(8) ReplacementState {
   std::int32_t hand;         ///< where the next window begins (CPU)
-  std::int32_t free;         ///< slots on the stack of free ones
-  std::int32_t missed = 0;   ///< latest tick in which slots were needed (GPU: whether to expect it again)
   std::uint32_t copied = 0;  ///< blocks of the call under way that have copied their rows (GPU), 0 between calls
-  std::int32_t popped = 0;   ///< latest tick in which slots came from the stack (GPU)
+  // On a GPU these two are read together, as one word.
+  std::int32_t free;        ///< slots on the stack of free ones
+  std::int32_t popped = 0;  ///< latest tick in which a recall found some there, and may have taken them (GPU)
+  std::int32_t missed = 0;  ///< latest tick in which rows were missing, or had been until score (GPU)
 };
 
 inline constexpr std::int32_t kLastTick = (1 << 30) - 2;  ///< there are two stamps of what is fetched ahead in each

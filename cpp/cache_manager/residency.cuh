@@ -137,23 +137,18 @@ __host__ __device__ inline void assign(const LayerView& layer, std::int32_t slot
   host_word(layer, slot).store(row, cuda::memory_order_relaxed);
 }
 
-/// Shows the row's slot to everybody, with the current tick or one that says it was fetched ahead. Ordered behind what
-/// this thread, or one that it met at a barrier, has assigned.
-__host__ __device__ inline void publish(const LayerView& layer, std::int32_t slot, std::int32_t row,
+/// Maps a row to its slot, with the current tick or one that says it was fetched ahead. On its own where nobody reads
+/// the slot in this launch.
+__host__ __device__ inline void map_row(const LayerView& layer, std::int32_t slot, std::int32_t row,
                                         std::int32_t stamp) {
-  cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
   stamp_word(layer, slot).store(stamp, cuda::memory_order_relaxed);
   slot_word(layer, row).store(slot, cuda::memory_order_relaxed);
 }
-
-/// Takes slots from the stack of free ones, for a launch in which nobody pushes: those below the index that is
-/// returned, the top of the stack until then, are the caller's, as many as there are and at most `needed`.
-__device__ inline std::int32_t pop_free(const LayerView& layer, std::int32_t needed) {
-  const std::int32_t top = atomicSub(&layer.replacement->free, needed);
-  if (top < needed) {  // what is below zero is nothing; others may have emptied the stack since somebody looked
-    atomicMax(&layer.replacement->free, 0);
-  }
-  return top;
+/// Shows the row's slot to everybody. Ordered behind what this thread, or one that it met at a barrier, has assigned.
+__host__ __device__ inline void publish(const LayerView& layer, std::int32_t slot, std::int32_t row,
+                                        std::int32_t stamp) {
+  cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
+  map_row(layer, slot, row, stamp);
 }
 
 /// Adds to a counter that nobody waits for.

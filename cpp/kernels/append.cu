@@ -60,7 +60,7 @@ __global__ __launch_bounds__(kAppendRows* kWarp) void append(AppendParams p, Ker
     put_key(p, row, errors);
   }
   if (p.kv != nullptr) {
-    append_row(p, row, errors);
+    append_row(p, row, {}, errors);
   }
 }
 

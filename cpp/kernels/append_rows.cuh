@@ -2,10 +2,11 @@
 // append_rows: new KV rows in their stored format, to their host rows (the backup) and to the slots of those that have
 // one.
 //
-// A warp per row; both places get the same words. Lanes encode in step, so that each of their 4-byte words lies next to
-// its neighbour's: stores are 128 bytes wide, also across the link. FP8: groups of 128 elements, four per lane, whose
-// maximum is found by shuffles. Cost: a chain of four loads, since nobody waits for the stores; 512 rows of a prefill
-// write 0.3-0.6 MB to the host, 6-12 us of link time at its rate.
+// A warp per row, or one for each part of it; both places get the same words. Lanes encode in step, so that each of
+// their 4-byte words lies next to its neighbour's: stores are 128 bytes wide, also across the link. FP8: groups of 128
+// elements, four per lane, whose maximum is found by shuffles. Cost: a chain of four loads and the arithmetic, 6 us for
+// an FP8 row and a single warp. Nobody waits for the stores, but it seems that a launch which wrote to the host ends 2
+// to 4 us behind that. 512 rows of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate.
 
 #include "cache_manager/residency.cuh"
 #include "kernels/elements.cuh"
@@ -15,6 +16,16 @@
 #include "kernels/warp.cuh"
 
 namespace echo {
+
+/// Which part of a new row a warp encodes: FP8 groups, or words of a lane, in turns.
+struct RowPart {
+  std::int32_t index = 0;
+  std::int32_t count = 1;
+
+  /// Of this lane, among words that are dealt out one by one.
+  __device__ std::int32_t first() const { return index * kWarp + lane_index(); }
+  __device__ std::int32_t step() const { return count * kWarp; }
+};
 
 /// Where the words of a new row go.
 struct NewRowWords {
@@ -30,31 +41,37 @@ struct NewRowWords {
 };
 
 /// Elements [first, first + count) as bf16, from word `at` of the row on.
-__device__ inline void put_bf16(const AppendParams& p, std::int64_t first, std::int32_t count, const NewRowWords& words,
-                                std::int32_t at) {
-  for (std::int32_t i = lane_index(); i < count / 2; i += kWarp) {
+__device__ inline void put_bf16(const AppendParams& p, std::int64_t first, std::int32_t count, const RowPart& part,
+                                const NewRowWords& words, std::int32_t at) {
+  for (std::int32_t i = part.first(); i < count / 2; i += part.step()) {
     words.put(at + i,
               pack_bf16(load_float(p.kv, p.kv_dtype, first + 2 * i), load_float(p.kv, p.kv_dtype, first + 2 * i + 1)));
   }
 }
 
-__device__ inline void put_fp8(const AppendParams& p, std::int64_t first, const NewRowWords& words) {
+__device__ inline void put_fp8(const AppendParams& p, std::int64_t first, const RowPart& part,
+                               const NewRowWords& words) {
   static_assert(kFp8Group == 4 * kWarp);
   constexpr std::int32_t kAtOnce = 4;  // groups whose elements are under way together
   const std::int32_t groups = p.shape.latent_dim / kFp8Group;
   const std::int32_t scales = p.shape.latent_dim / 4;  // word of the first scale
-  for (std::int32_t done = 0; done < groups; done += kAtOnce) {
+  for (std::int32_t next = part.index; next < groups; next += kAtOnce * part.count) {
     float values[kAtOnce][4];
 #pragma unroll
     for (std::int32_t i = 0; i < kAtOnce; ++i) {
 #pragma unroll
       for (std::int32_t j = 0; j < 4; ++j) {
-        const std::int64_t element = first + (done + i) * kFp8Group + lane_index() * 4 + j;
-        values[i][j] = done + i < groups ? load_float(p.kv, p.kv_dtype, element) : 0.0F;
+        const std::int32_t group = next + i * part.count;
+        const std::int64_t element = first + group * kFp8Group + lane_index() * 4 + j;
+        values[i][j] = group < groups ? load_float(p.kv, p.kv_dtype, element) : 0.0F;
       }
     }
 #pragma unroll
     for (std::int32_t i = 0; i < kAtOnce; ++i) {
+      const std::int32_t group = next + i * part.count;
+      if (group >= groups) {
+        break;
+      }
       float amax = 0.0F;
       for (const float value : values[i]) {
         amax = amax_with(amax, value);
@@ -63,15 +80,13 @@ __device__ inline void put_fp8(const AppendParams& p, std::int64_t first, const 
       for (float& value : values[i]) {
         value = scaled_down(value, scale);
       }
-      if (done + i < groups) {
-        words.put((done + i) * kWarp + lane_index(), pack_e4m3(values[i][0], values[i][1], values[i][2], values[i][3]));
-        if (lane_index() == 0) {
-          words.put(scales + done + i, bits_of(scale));
-        }
+      words.put(group * kWarp + lane_index(), pack_e4m3(values[i][0], values[i][1], values[i][2], values[i][3]));
+      if (lane_index() == 0) {
+        words.put(scales + group, bits_of(scale));
       }
     }
   }
-  put_bf16(p, first + p.shape.latent_dim, p.shape.rope_dim, words, scales + groups);
+  put_bf16(p, first + p.shape.latent_dim, p.shape.rope_dim, part, words, scales + groups);
 }
 
 /// Fetches what put_row will read into the L2 cache, without waiting.
@@ -84,30 +99,31 @@ __device__ inline void prefetch_row(const AppendParams& p, std::int32_t row) {
   }
 }
 
-/// Encodes the new row `row` of the pass. By one warp.
-__device__ inline void put_row(const AppendParams& p, std::int32_t row, const NewRowWords& words) {
+/// Encodes a part of the new row `row` of the pass. By one warp.
+__device__ inline void put_row(const AppendParams& p, std::int32_t row, const RowPart& part, const NewRowWords& words) {
   const std::int32_t dim = p.shape.latent_dim + p.shape.rope_dim;
   const std::int64_t first = static_cast<std::int64_t>(row) * dim;
   if (p.kv_dtype == DType::u8) {
     const auto* encoded = reinterpret_cast<const std::uint32_t*>(
         row_address(static_cast<const std::byte*>(p.kv), row, p.layer.row_bytes));
-    for (std::int32_t i = lane_index(); i < p.layer.row_bytes / 4; i += kWarp) {
+    for (std::int32_t i = part.first(); i < p.layer.row_bytes / 4; i += part.step()) {
       words.put(i, encoded[i]);
     }
   } else if (p.shape.row_format == RowFormat::fp8_656) {
-    put_fp8(p, first, words);
+    put_fp8(p, first, part, words);
   } else if (p.shape.row_format == RowFormat::bf16_1152) {
-    put_bf16(p, first, dim, words, 0);
+    put_bf16(p, first, dim, part, words, 0);
   } else {
-    for (std::int32_t i = lane_index(); i < dim; i += kWarp) {
+    for (std::int32_t i = part.first(); i < dim; i += part.step()) {
       words.put(i, bits_of(load_float(p.kv, p.kv_dtype, first + i)));
     }
   }
 }
 
-/// Writes the new row `row` of the pass, if there is one, to its host row, and to its slot if it has one. By one warp.
-/// Others may look up rows, claim slots and fetch meanwhile: what begin gave to new rows stays with them.
-__device__ inline void append_row(const AppendParams& p, std::int32_t row, const KernelErrorView& errors) {
+/// Writes a part of the new row `row` of the pass, if there is one, to its host row, and to its slot if it has one. By
+/// one warp. Others may look up rows, claim slots and fetch meanwhile: what begin gave to new rows stays with them.
+__device__ inline void append_row(const AppendParams& p, std::int32_t row, const RowPart& part,
+                                  const KernelErrorView& errors) {
   if (row >= p.step.rows) {
     return;
   }
@@ -117,12 +133,13 @@ __device__ inline void append_row(const AppendParams& p, std::int32_t row, const
     return;
   }
   const std::int32_t slot = slot_word(p.layer, target).load(cuda::memory_order_relaxed);
-  if (slot >= 0 && lane_index() == 0) {
+  if (slot >= 0 && part.first() == 0) {
     count(&p.layer.counters->appended, 1);
   }
   std::byte* host = row_address(p.layer.slab, target, p.layer.host_stride);
   std::byte* pool = slot >= 0 ? row_address(p.layer.pool, slot, p.layer.row_bytes) : nullptr;
-  put_row(p, row, {.host = reinterpret_cast<std::uint32_t*>(host), .slot = reinterpret_cast<std::uint32_t*>(pool)});
+  put_row(p, row, part,
+          {.host = reinterpret_cast<std::uint32_t*>(host), .slot = reinterpret_cast<std::uint32_t*>(pool)});
 }
 
 }  // namespace echo

@@ -50,7 +50,6 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
       shared.full[half].init(kGatherWarps);
       shared.empty[half].init(consumer_warps);
     }
-    ptx::fence_mbarrier_init();
   }
   __syncthreads();
   // Of 128 registers a thread, which is what all get when the block starts.

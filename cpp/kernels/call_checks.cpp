@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "cache_manager/release.cuh"
 #include "echo/errors.hpp"
 
 namespace echo {
@@ -28,15 +29,14 @@ void require_pieces(const char* what, std::int64_t bytes) {
 }
 
 std::vector<RowRun> short_runs(std::span<const RowRun> rows, std::int64_t host_rows) {
-  constexpr std::int32_t kRows = 1024;
   std::vector<RowRun> runs;
   for (const RowRun& run : rows) {
     if (run.first < 0 || run.count < 0 || static_cast<std::int64_t>(run.first) + run.count > host_rows) {
       throw InvalidArgument("rows: " + std::to_string(run.first) + " + " + std::to_string(run.count) +
                             " given, the host pool has " + std::to_string(host_rows));
     }
-    for (std::int32_t done = 0; done < run.count; done += kRows) {
-      runs.push_back({.first = run.first + done, .count = std::min(kRows, run.count - done)});
+    for (std::int32_t done = 0; done < run.count; done += kReleasedAtOnce) {
+      runs.push_back({.first = run.first + done, .count = std::min(kReleasedAtOnce, run.count - done)});
     }
   }
   return runs;

@@ -21,9 +21,11 @@ __device__ inline void store_float(void* array, DType dtype, std::int64_t index,
   }
 }
 
-/// value / scale for a power of two. A NaN stays as it is, where the division would drop its sign.
+/// value / scale for a scale of power_of_two_scale, whose inverse is a float, too; a division takes as long as all else
+/// that is done to an element. A NaN stays as it is, where a product would drop its sign.
 __device__ inline float scaled_down(float value, float scale) {
-  return (bits_of(value) & ~kFloatSign) > kFloatInf ? value : value / scale;
+  constexpr std::uint32_t kTwiceOne = 2U * 0x3F800000U;
+  return (bits_of(value) & ~kFloatSign) > kFloatInf ? value : value * float_of(kTwiceOne - bits_of(scale));
 }
 
 /// Two bf16 as they lie in memory, the first in the lower half.

@@ -101,6 +101,7 @@ __device__ inline void wait_for_kernel_before() {
 }
 
 /// Lets the next kernel on the stream begin, if it is of launch_early: it waits for this one's end, but is there then.
+/// It begins when of each block a thread has called this, or all have ended; so all blocks run by then.
 __device__ inline void let_next_kernel_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -18,7 +18,8 @@ struct RowGroups {
   std::int32_t rows;  ///< of a group, at most
   std::int32_t count;
   std::uint32_t share;  ///< of a thread block, in units of 2^-32, rounded up
-  /// If there are so many key blocks, the last thread blocks prefetch, and the share of the others is larger.
+  /// If there are so many key blocks, and rows are likely to be missing, the last thread blocks prefetch, and the share
+  /// of the others is larger.
   std::uint32_t enough;
   std::int32_t scorers;
   std::uint32_t larger_share;
@@ -100,6 +101,11 @@ class GroupWalk {
   /// Measures the groups.
   __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors)
       : p_(p), groups_(groups), errors_(errors) {
+    const auto all = static_cast<std::int32_t>(gridDim.x);
+    std::int32_t without = 0;  // ticks since rows were missing
+    if (groups.scorers != all) {
+      without = *p.step.tick + p.block.tick_offset - p.layer.replacement->missed;
+    }
     if (groups.count <= kWarp) {
       blocks_ = blocks_of(p, groups, errors, lane_index());
     } else {
@@ -108,7 +114,7 @@ class GroupWalk {
       next_blocks_ = blocks.y;
     }
     total_ = add_up();
-    scorers_ = total_ >= groups.enough ? groups.scorers : static_cast<std::int32_t>(gridDim.x);
+    scorers_ = total_ >= groups.enough && without <= kExpectMisses ? groups.scorers : all;
   }
 
   /// Goes to the first group of this thread block's part; false if there is none.
@@ -155,7 +161,7 @@ class GroupWalk {
 
   /// First of a thread block's part.
   __device__ std::int32_t part(unsigned index) const {
-    const std::uint32_t share = total_ >= groups_.enough ? groups_.larger_share : groups_.share;
+    const std::uint32_t share = scorers_ == groups_.scorers ? groups_.larger_share : groups_.share;
     return static_cast<std::int32_t>(index >= static_cast<unsigned>(scorers_) ? total_
                                                                               : __umulhi(total_, index * share));
   }

@@ -19,7 +19,7 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kFetchBlocks = 44;  ///< key blocks that are scored while a fetch goes on
+inline constexpr std::int32_t kFetchBlocks = 26;  ///< key blocks that are scored while a fetch goes on
 inline constexpr std::int32_t kFetchWarps = kScoreThreads / kWarp - 1;  ///< of a thread block that prefetches
 
 /// Shared memory of a thread block that prefetches, where others have keys.
@@ -47,21 +47,13 @@ __device__ inline bool too_late(const SiftMemory& memory, std::int32_t share) {
   return look_at(memory.fetched) != 0 || left < kFetchBlocks;
 }
 
-/// Host row of a token, kNone if there is none or the pass appends it. What was read from a ring may be anything.
+/// Host row of a token, kNone if there is none.
 __device__ inline std::int32_t wanted_row(const ScoreParams& p, const WantedToken& token) {
-  const std::int32_t index = token.position / kTokensPerBlock;
-  if (token.row < 0 || token.row >= p.block.count || token.position < 0 || index >= p.step.table_stride) {
-    return kNone;
-  }
-  const std::int32_t first = (p.block.first + token.row) / p.step.query_rows * p.step.query_rows;
-  const std::int32_t* table = block_table_of(p.step, first);
-  const std::int32_t block = table[index];
-  bool good = token.position <= p.step.positions[p.block.first + token.row];
-  for (std::int32_t row = first; row < first + p.step.query_rows; ++row) {
-    good = good && p.step.positions[row] != token.position;
-  }
-  good = good && block >= 0 && block < p.layer.host_rows / kTokensPerBlock;
-  return good ? host_row(table, token.position) : kNone;
+  const std::int32_t entry = (p.block.first + token.row) / p.step.query_rows;
+  const std::int32_t* table = p.step.block_table + static_cast<std::int64_t>(entry) * p.step.table_stride;
+  const std::int32_t block = table[token.position / kTokensPerBlock];
+  const bool good = block >= 0 && block < p.layer.host_rows / kTokensPerBlock;
+  return good ? block * kTokensPerBlock + token.position % kTokensPerBlock : kNone;
 }
 
 /// Rows that a call may prefetch.
@@ -102,14 +94,8 @@ class RingReader {
       ring += __shfl_sync(kAllLanes, up_to, i) <= lane_index() ? 1 : 0;
     }
     const std::int32_t place = __shfl_sync(kAllLanes, taken_ - (up_to - fresh), ring) + lane_index();
-    WantedToken token{kNone, kNone};
-    if (there) {
-      const WantedToken& at = rings_[ring].tokens[place % kRingPlaces];
-      token = {ptx::load_shared_volatile(ptx::shared_address(&at.row)),
-               ptx::load_shared_volatile(ptx::shared_address(&at.position))};
-    }
     taken_ += min(fresh, max(kWarp - (up_to - fresh), 0));
-    return token;
+    return there ? rings_[ring].look_at(place) : WantedToken{kNone, kNone};
   }
 
   /// Tokens that this was too slow for.
@@ -123,26 +109,33 @@ class RingReader {
   std::int32_t lost_ = 0;
 };
 
-/// Lists a row of each lane that has one; returns how many there was no place for.
-__device__ inline std::int32_t enqueue(PrefetchQueue& queue, std::uint32_t tag, bool there, std::int32_t row) {
-  const unsigned lanes = __ballot_sync(kAllLanes, there);
+/// Claims the row of each lane where it is missing, and lists it; returns how many there was no place for. Places are
+/// asked for while rows are claimed: that of a row which another warp has claimed stays empty.
+__device__ inline std::int32_t enqueue(const LayerView& layer, PrefetchQueue& queue, std::uint32_t tag,
+                                       std::int32_t places, bool missing, std::int32_t row) {
+  const unsigned lanes = __ballot_sync(kAllLanes, missing);
   if (lanes == 0U) {
     return 0;
   }
-  std::int32_t first = lane_index() == 0 ? atomicAdd(&queue.listed, __popc(lanes)) : 0;
-  first = __shfl_sync(kAllLanes, first, 0);
-  const std::int32_t place = first + rank_in(lanes);
-  if (there && place < kQueuePlaces) {
-    __stcg(reinterpret_cast<uint2*>(&queue.rows[place]), make_uint2(tag, static_cast<unsigned>(row)));
+  const std::int32_t before = lane_index() == 0 ? atomicAdd(&queue.listed, __popc(lanes)) : 0;
+  const bool claimed = missing && claim_row(layer, row);
+  const std::int32_t place = __shfl_sync(kAllLanes, before, 0) + rank_in(lanes);
+  if (missing && place < places) {
+    const std::int32_t listed = claimed ? row : kNone;
+    __stcg(reinterpret_cast<uint2*>(&queue.rows[place]), make_uint2(tag, static_cast<unsigned>(listed)));
+  } else if (claimed) {
+    give_up_row(layer, row);
   }
-  return min(max(first + __popc(lanes) - kQueuePlaces, 0), __popc(lanes));
+  return __popc(__ballot_sync(kAllLanes, claimed && place >= places));
 }
 
-/// Of a warp in a thread block that scores so many key blocks.
+/// Of a warp in a thread block that scores so many key blocks. Whoever takes a row from the queue fetches it or gives
+/// it up.
 __device__ inline void list_missing(const ScoreParams& p, const SiftMemory& memory, std::int32_t share,
-                                    PrefetchQueue& queue) {
+                                    PrefetchQueue& queue, const KernelErrorView& errors) {
   RingReader rings(memory.rings);
   const std::uint32_t tag = __ldcg(&queue.call) + 1U;
+  const std::int32_t places = min(prefetch_cap(p, errors), kQueuePlaces);
   std::int32_t capped = 0;
   while (!too_late(memory, share)) {
     bool there = false;
@@ -152,10 +145,12 @@ __device__ inline void list_missing(const ScoreParams& p, const SiftMemory& memo
       continue;
     }
     const std::int32_t row = there ? wanted_row(p, token) : kNone;
+    // Most rows are resident: to claim them without a look takes 0.7 us more.
     const bool missing = row != kNone && slot_word(p.layer, row).load(cuda::memory_order_relaxed) == kNone;
-    capped += enqueue(queue, tag, missing, row);
+    capped += enqueue(p.layer, queue, tag, places, missing, row);
   }
   capped += rings.lost();
+  __syncwarp();
   if (lane_index() == 0) {
     count(&p.layer.counters->prefetches_capped, capped);
     cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_device);
@@ -163,60 +158,78 @@ __device__ inline void list_missing(const ScoreParams& p, const SiftMemory& memo
   }
 }
 
-/// Of a warp in a thread block that prefetches: every so many of the queue's rows are the block's.
+/// Leaves the queue as the next call needs it; by one thread, when nobody looks any more.
+__device__ inline void reset(PrefetchQueue& queue, std::uint32_t call) {
+  queue.listed = 0;
+  queue.finished = 0;
+  queue.dismissed = 0;
+  const bool again = call + 1U == kLastCall;
+  queue.call = again ? 0U : call + 1U;
+#pragma unroll 1
+  for (std::int32_t place = 0; again && place < kQueuePlaces; ++place) {
+    queue.rows[place] = {};  // else what is old would come to have the tags of new calls
+  }
+}
+
+/// Of a warp in a thread block that prefetches: every so many of the queue's rows are the block's. When nobody lists
+/// any more, those that no warp has taken are given up.
 __device__ inline void deal_rows(PrefetchQueue& queue, const ScoreParams& p, std::int32_t scorers,
                                  PrefetchBlock& block) {
   const std::int32_t blocks = static_cast<std::int32_t>(gridDim.x) - scorers;
   const std::int32_t own = static_cast<std::int32_t>(blockIdx.x) - scorers;
   const std::uint32_t call = __ldcg(&queue.call);
+  std::int32_t seen = 0;  // of the block's places
   std::int32_t dealt = 0;
+  bool all_listed = false;
   for (bool over = false; !over;) {
     const std::int32_t finished =
         __shfl_sync(kAllLanes, AtomicWord(queue.finished).load(cuda::memory_order_relaxed), 0);
-    const std::int32_t place = (dealt + lane_index()) * blocks + own;
+    const std::int32_t place = (seen + lane_index()) * blocks + own;
     uint2 entry = make_uint2(call, 0U);
     if (place < kQueuePlaces) {
       entry = __ldcg(reinterpret_cast<const uint2*>(&queue.rows[place]));
     }
-    const auto row = static_cast<std::int32_t>(entry.y);
-    const bool there = entry.x == call + 1U && row >= 0 && row < p.layer.host_rows;
-    const unsigned missing = ~__ballot_sync(kAllLanes, there);
+    const unsigned missing = __ballot_sync(kAllLanes, entry.x != call + 1U);
     const std::int32_t fresh = missing == 0U ? kWarp : __ffs(static_cast<int>(missing)) - 1;
-    if (lane_index() < fresh) {
-      block.rows[dealt + lane_index()] = row;
+    const auto row = static_cast<std::int32_t>(entry.y);
+    const unsigned rows = __ballot_sync(kAllLanes, lane_index() < fresh && row != kNone);
+    if (lane_index() < fresh && row != kNone) {
+      block.rows[dealt + rank_in(rows)] = row;
     }
     __syncwarp();
-    dealt += fresh;
-    over = finished == scorers;
+    seen += fresh;
+    dealt += __popc(rows);
+    over = all_listed && fresh == 0;
     if (lane_index() == 0) {
       show(block.dealt, dealt);
-      show(block.over, over ? 1 : 0);
     }
-    if (fresh == 0) {
+    if (finished == scorers && !all_listed) {
+      all_listed = true;  // and what was listed can be seen from now on
+      cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device);
+      if (lane_index() == 0) {
+        show(block.over, 1);
+      }
+    } else if (fresh == 0 && !over) {
       __nanosleep(100);
     }
   }
+  std::int32_t taken = lane_index() == 0 ? atomicExch(&block.taken, kQueuePlaces) : 0;
+  taken = __shfl_sync(kAllLanes, taken, 0);
+  for (std::int32_t i = taken + lane_index(); i < dealt; i += kWarp) {
+    give_up_row(p.layer, block.rows[i]);
+  }
   if (lane_index() == 0 && atomicAdd(&queue.dismissed, 1) == blocks - 1) {
-    queue.listed = 0;
-    queue.finished = 0;
-    queue.dismissed = 0;
-    const bool again = call + 1U == kLastCall;
-    queue.call = again ? 0U : call + 1U;
-#pragma unroll 1
-    for (std::int32_t place = 0; again && place < kQueuePlaces; ++place) {
-      queue.rows[place] = {};  // else what is old would come to have the tags of new calls
-    }
+    reset(queue, call);
   }
 }
 
 /// Of the other warps there: takes what was dealt, as much as goes together, until it is over.
-__device__ inline void fetch_dealt(const ScoreParams& p, std::int32_t scorers, std::int32_t warp, PrefetchBlock& block,
-                                   const KernelErrorView& errors) {
+__device__ inline void fetch_dealt(const ScoreParams& p, std::int32_t scorers, std::int32_t warp,
+                                   PrefetchBlock& block) {
   const auto own = static_cast<std::uint32_t>(static_cast<std::int32_t>(blockIdx.x) - scorers);
   const auto blocks = static_cast<std::uint32_t>(static_cast<std::int32_t>(gridDim.x) - scorers);
   const auto index = static_cast<std::uint32_t>(warp) * blocks + own;
-  RowPrefetcher rows(p.layer, *p.step.tick + p.block.tick_offset, {p.sift.prefetched, prefetch_cap(p, errors)}, index,
-                     blocks * kFetchWarps, block.warps[warp]);
+  RowPrefetcher rows(p.layer, *p.step.tick + p.block.tick_offset, index, blocks * kFetchWarps, block.warps[warp]);
   while (look_at(block.over) == 0) {
     const std::int32_t taken = look_at(block.taken);
     const std::int32_t wanted = min(look_at(block.dealt) - taken, rows.at_once());
@@ -230,12 +243,12 @@ __device__ inline void fetch_dealt(const ScoreParams& p, std::int32_t scorers, s
       __nanosleep(100);
     }
   }
-  rows.report();
+  rows.report(p.sift.prefetched);
 }
 
 /// All of a thread block that does not score, in memory that nobody else uses. So many others do.
 __device__ inline void prefetch_rows(const ScoreParams& p, std::int32_t scorers, PrefetchQueue& queue,
-                                     PrefetchBlock& block, const KernelErrorView& errors) {
+                                     PrefetchBlock& block) {
   const int warp = warp_index();
   if (threadIdx.x == 0) {
     block.dealt = 0;
@@ -246,7 +259,7 @@ __device__ inline void prefetch_rows(const ScoreParams& p, std::int32_t scorers,
   if (warp == 0) {
     deal_rows(queue, p, scorers, block);
   } else {
-    fetch_dealt(p, scorers, warp - 1, block, errors);
+    fetch_dealt(p, scorers, warp - 1, block);
   }
 }
 

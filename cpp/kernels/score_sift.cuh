@@ -30,6 +30,16 @@ struct alignas(8) WantedToken {
 struct WantedRing {
   WantedToken tokens[kRingPlaces];
   std::int32_t put;  ///< so far
+
+  // In one access each: a warp may look at a place that another is writing.
+  __device__ void set(std::int32_t place, const WantedToken& token) {
+    *reinterpret_cast<uint2*>(tokens + place % kRingPlaces) =
+        make_uint2(static_cast<unsigned>(token.row), static_cast<unsigned>(token.position));
+  }
+  __device__ WantedToken look_at(std::int32_t place) const {
+    const uint2 words = ptx::load_shared_volatile_pair(ptx::shared_address(&tokens[place % kRingPlaces]));
+    return {static_cast<std::int32_t>(words.x), static_cast<std::int32_t>(words.y)};
+  }
 };
 
 /// In shared memory, behind it the pending candidates of each multiplying warp.
@@ -175,7 +185,7 @@ class LaneSift {
       }
       WantedRing& ring = memory_.rings[warp_];
       if (wanted) {
-        ring.tokens[(put_ + rank_in(wanting)) % kRingPlaces] = {first_row_ + row, position};
+        ring.set(put_ + rank_in(wanting), {first_row_ + row, position});
       }
       put_ += __popc(wanting);
       __syncwarp();

@@ -74,7 +74,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     }
     if (!any) {  // all of the thread block
       if (kSift && maker.prefetches()) {
-        prefetch_rows(p, maker.scorers(), *queue, *reinterpret_cast<PrefetchBlock*>(shared.keys), errors);
+        prefetch_rows(p, maker.scorers(), *queue, *reinterpret_cast<PrefetchBlock*>(shared.keys));
       }
       return;
     }
@@ -93,7 +93,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       }
       if (kSift && warp == kFetcher + kLoaderWarps) {
         if (maker.prefetches()) {
-          list_missing(p, sift_memory(shared), maker.left(), *queue);
+          list_missing(p, sift_memory(shared), maker.left(), *queue, errors);
         }
       } else {
         load_next_queries<kHeads, kSift>(p, maker, shared, errors);
@@ -146,7 +146,7 @@ std::uint32_t share_of(std::int32_t parts) {
 }
 
 constexpr std::int32_t kPrefetchers = 8;  ///< thread blocks that prefetch ...
-constexpr std::int32_t kLeastShare = 60;  ///< ... where others have so many key blocks each
+constexpr std::int32_t kLeastShare = 30;  ///< ... where others have so many key blocks each
 
 /// Rows of an entry in groups of about the same size, each a whole number of products.
 RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid) {

@@ -46,6 +46,9 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     prepare(memory.shared, rank, blocks);
   }
   wait_for_kernel_before();
+  // Recall finds room where blocks leave, and looks at slots at once: here, behind our own wait, no score that
+  // prefetches is still changing them.
+  let_next_kernel_begin();
   const std::int32_t row_index = p.block.first + index;
   const Sifted sifted(p.sift, index, rank == 0, p.step.positions + row_index);
   if (rank == 0) {
@@ -100,9 +103,6 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     }
     list = held_list(memory);
   }
-  // Recall, which begins now, finds room where the other blocks were. It looks at slots at once: here, behind our own
-  // wait, no score that prefetches is still changing them.
-  let_next_kernel_begin();
   leave_near(list, near, index);
   __syncthreads();
   select_listed(row, list, bound, memory);

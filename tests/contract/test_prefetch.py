@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from support.gpu import hopper_scores
 from support.rig import Pair, Rig, assert_same_bits, full_width_shape, small_shape, tokens_of
 
 SHAPES = {
@@ -55,13 +55,8 @@ def totals(rig: Rig) -> dict[str, int]:
 
 
 def sifts(rig: Rig) -> bool:
-    """Whether the backend sifts: of a GPU's kernels Hopper's does, for FP8 keys of 128 dimensions."""
-    shape = rig.runtime.shape
-    return rig.kind == "cpu" or (
-        rig.runtime.plan.config.kernels != "generic"
-        and torch.cuda.get_device_capability() == (9, 0)
-        and (shape.index_key_format, shape.index_dim) == ("fp8", 128)
-    )
+    """Whether the backend sifts."""
+    return rig.kind == "cpu" or hopper_scores(rig.runtime.shape, rig.runtime.plan.config.kernels)
 
 
 def loaded(rig: Rig, tokens: list[int], wrong: str) -> Pair:

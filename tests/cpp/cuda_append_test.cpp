@@ -1,6 +1,6 @@
 // append on the GPU writes what the CPU writes, bit for bit: rows, slots and index keys.
 
-#include "cuda_world.hpp"
+#include "cuda_pair.hpp"
 #include "kernels/number_formats.hpp"
 
 namespace echo::cuda_test {

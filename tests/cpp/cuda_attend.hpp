@@ -1,7 +1,7 @@
 #pragma once
 // attend with given queries, for tests of any backend.
 
-#include "cuda_world.hpp"
+#include "cuda_pair.hpp"
 #include "kernels/number_formats.hpp"
 
 namespace echo::cuda_test {

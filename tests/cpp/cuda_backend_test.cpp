@@ -1,6 +1,6 @@
 // The CUDA backend around its kernels: memory, control blocks, streams, graphs, commit, errors.
 
-#include "cuda_world.hpp"
+#include "cuda_pair.hpp"
 
 namespace echo::cuda_test {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <map>
 
+#include "cuda_pair.hpp"
 #include "cuda_traffic.hpp"
-#include "cuda_world.hpp"
 
 namespace echo::cuda_test {
 namespace {

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <set>
 
+#include "cuda_pair.hpp"
 #include "cuda_traffic.hpp"
-#include "cuda_world.hpp"
 
 namespace echo::cuda_test {
 namespace {

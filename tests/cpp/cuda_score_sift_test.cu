@@ -318,5 +318,33 @@ TEST_F(CudaScoreSift, PrefetchForSpeculation) {
   run_passes({.slots = 2 * 3 * 65 + 10, .batch = 2, .query_rows = 3, .table_stride = 128}, 64, 25, 68, true);
 }
 
+TEST_F(CudaScoreSift, PrefetchWaitsUntilRowsHaveBeenMissing) {
+  const Sizes sizes{.slots = 3 * 65, .batch = 3, .query_rows = 1, .table_stride = 128};
+  Stage stage(64, 64, sizes, 70);
+  SiftWorld& world = stage.world;
+  world.thread_blocks = 6;
+  const std::vector<std::byte> kv(static_cast<std::size_t>(sizes.rows() * row_bytes_of(world.shape)), std::byte{1});
+  const DeviceArray rows(world.backend, kv);
+  std::vector<std::int32_t> lengths(3, 7'000);
+  std::int32_t tick = 0;
+  for (const std::int32_t later : {kExpectMisses + 1, 2, kExpectMisses + 1, kExpectMisses}) {
+    tick += later;
+    SCOPED_TRACE(tick);
+    world.begin_sifting(tick, rows_behind(lengths, 1), /*claims=*/true);
+    const auto plain = stage.plain_scores();
+    stage.predict(stage.predictions());
+    const std::int64_t before = world.counted().prefetched;
+    stage.sift(1.0F);
+    EXPECT_EQ(world.counted().prefetched > before, later <= kExpectMisses);
+    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    EXPECT_EQ(expect_right_sifts(world), 3);
+    world.expect_idle_queue();
+    world.select_sifted();
+    world.append_and_recall(rows, DType::u8, true);
+    world.check();
+    lengths = {lengths[0] + 100, lengths[1] + 60, lengths[2] + 1};
+  }
+}
+
 }  // namespace
 }  // namespace echo::cuda_test

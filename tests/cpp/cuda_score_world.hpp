@@ -1,7 +1,7 @@
 #pragma once
 // What tests of score share: queries, keys, the call, and the comparison with the CPU.
 
-#include "cuda_world.hpp"
+#include "cuda_pair.hpp"
 
 namespace echo::cuda_test {
 

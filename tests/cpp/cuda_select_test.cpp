@@ -1,8 +1,8 @@
 // select on the GPU: the very selection and k-th score of the CPU, whatever the scores are, by the general kernel and
 // by the one of clusters, from all scores and from what score sifted.
 
+#include "cuda_pair.hpp"
 #include "cuda_select_world.hpp"
-#include "cuda_world.hpp"
 
 namespace echo::cuda_test {
 namespace {

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda_world.hpp"
+#include "cuda_pair.hpp"
 
 namespace echo::cuda_test {
 

@@ -55,7 +55,7 @@ class World {
         host_of(backend, none(sizes.slots)),
         stamp(backend, none(sizes.slots)),
         free_slots(backend, all_slots(sizes.slots)),
-        replacement(backend, {0, sizes.slots, 0, 0, 0}),
+        replacement(backend, {{.hand = 0, .free = sizes.slots}}),
         counters(backend, std::vector<std::int64_t>(sizeof(LayerCounters) / 8, 0)),
         control(backend, none(control_words())),
         owners(backend, none(2 * sizes.host_blocks())),
@@ -93,7 +93,7 @@ class World {
             .stamp = stamp.data(),
             .free_slots = free_slots.data(),
             .index_keys = index_keys.data(),
-            .replacement = reinterpret_cast<ReplacementState*>(replacement.data()),
+            .replacement = replacement.data(),
             .counters = reinterpret_cast<LayerCounters*>(counters.data()),
             .slots = sizes.slots,
             .row_bytes = row_bytes_of(shape),
@@ -276,7 +276,7 @@ class World {
     }
     const auto mapped = std::ranges::count_if(slot_of_row, [](std::int32_t slot) { return slot >= 0; });
     ASSERT_EQ(mapped + std::ssize(free), std::ssize(row_of));
-    stack.resize(static_cast<std::size_t>(replacement.read()[1]));
+    stack.resize(static_cast<std::size_t>(replacement.read()[0].free));
     std::ranges::sort(stack);
     ASSERT_EQ(stack, free);
   }
@@ -291,7 +291,7 @@ class World {
   DeviceArray<std::int32_t> host_of;
   DeviceArray<std::int32_t> stamp;
   DeviceArray<std::int32_t> free_slots;
-  DeviceArray<std::int32_t> replacement;  ///< hand, free, missed, copied
+  DeviceArray<ReplacementState> replacement;
   DeviceArray<std::int64_t> counters;
   DeviceArray<std::int32_t> control;
   DeviceArray<std::int32_t> owners;  ///< entry and index of each block
@@ -317,63 +317,6 @@ class World {
   static std::int32_t block_at(std::int32_t table_entry) { return 2 * table_entry + 1; }
   std::int64_t control_words() const {
     return 4 + 2 * sizes.rows() + static_cast<std::int64_t>(sizes.batch) * sizes.table_stride;
-  }
-};
-
-inline RuntimeConfig kernels_of(const char* which) {
-  RuntimeConfig config;
-  config.kernels = which;
-  return config;
-}
-/// With the kernels made for the GPU's architecture, and with those for any.
-inline RuntimeConfig own_kernels() { return kernels_of("auto"); }
-inline RuntimeConfig generic_kernels() { return kernels_of("generic"); }
-
-/// The same world on the CPU and on the GPU.
-struct Pair {
-  Pair(const ShapeView& shape, const Sizes& sizes, const RuntimeConfig& config = generic_kernels())
-      : cpu_backend(make_cpu_backend(1)),
-        gpu_backend(make_cuda_backend(0, config)),
-        cpu(*cpu_backend, shape, sizes),
-        gpu(*gpu_backend, shape, sizes) {}
-
-  template <typename Call>
-  void both(Call call) {
-    call(cpu);
-    call(gpu);
-  }
-
-  /// Each is whole, and host rows, index keys and numbers of entries and new rows are equal.
-  void expect_same_results() {
-    cpu.check();
-    gpu.check();
-    EXPECT_EQ(gpu.host_pool(), cpu.host_pool());
-    EXPECT_EQ(gpu.index_keys.read(), cpu.index_keys.read());
-    EXPECT_EQ(gpu.counted().appended, cpu.counted().appended);
-    EXPECT_EQ(gpu.counted().hits + gpu.counted().misses, cpu.counted().hits + cpu.counted().misses);
-  }
-  /// And, where nothing was ever evicted, the same rows are resident.
-  void expect_same_state() {
-    expect_same_results();
-    EXPECT_EQ(cpu.counted().evictions, 0);
-    EXPECT_EQ(gpu.counted().evictions, 0);
-    EXPECT_EQ(gpu.counted().misses, cpu.counted().misses);
-    EXPECT_EQ(gpu.resident_rows(), cpu.resident_rows());
-  }
-
-  std::unique_ptr<Backend> cpu_backend;
-  std::unique_ptr<Backend> gpu_backend;
-  World cpu;
-  World gpu;
-};
-
-/// Skips where no GPU can be used.
-class CudaTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) {
-      GTEST_SKIP() << "no CUDA device, or a build without the CUDA backend";
-    }
   }
 };
 

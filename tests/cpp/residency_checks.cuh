@@ -336,17 +336,21 @@ struct Balance {
   }
 };
 
-/// Of a pass that is about to begin.
+/// Of a pass that is about to begin: an index is a row of it. Behind ForgetNewRows.
 struct CountNewRows {
+  WorldView world;
+  __host__ __device__ void operator()(std::int64_t index) const {
+    const auto row = static_cast<std::int32_t>(index);
+    if (const std::int32_t own = world.step.positions[row]; own != kNone) {
+      add(world.findings->new_rows, 1);
+      add(world.findings->new_without_slot, world.layer.slot_of[world.host_row(row, own)] < 0 ? 1 : 0);
+    }
+  }
+};
+struct ForgetNewRows {
   WorldView world;
   __host__ __device__ void operator()(std::int64_t /*index*/) const {
     world.findings->new_rows = world.findings->new_without_slot = 0;
-    for (std::int32_t row = 0; row < world.step.rows; ++row) {
-      if (const std::int32_t own = world.step.positions[row]; own != kNone) {
-        ++world.findings->new_rows;
-        world.findings->new_without_slot += world.layer.slot_of[world.host_row(row, own)] < 0 ? 1 : 0;
-      }
-    }
   }
 };
 

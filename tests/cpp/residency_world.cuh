@@ -301,7 +301,8 @@ class World {
     ++call_;
     claims_ = claims;
     backend_->upload_control(const_cast<std::int32_t*>(view_.step.tick), words_.data(), words_.size() * 4);
-    work(CountNewRows{view_}, 1);
+    work(ForgetNewRows{view_}, 1);
+    work(CountNewRows{view_}, sizes_.rows());
     backend_->begin({.step = view_.step,
                      .host_blocks = sizes_.host_blocks(),
                      .layers = {&view_.layer, claims ? std::size_t{1} : std::size_t{0}}});

@@ -23,11 +23,10 @@ from support.synthetic import SyntheticModel
 
 ON_A_GPU = [
     pytest.mark.gpu,
-    pytest.mark.alone,
     pytest.mark.usefixtures("watchdog"),
     pytest.mark.parametrize("device", ["cuda"], indirect=True),
 ]
-"""Marks of a file whose tests need a GPU for themselves."""
+"""Marks of a file whose tests need a GPU."""
 
 LONG = 400_000_000  # cycles of a GPU, some tenths of a second: longer than it takes to issue a few steps
 
@@ -41,6 +40,15 @@ def watched(config: pytest.Config, seconds: float = 240.0) -> Iterator[None]:
         faulthandler.dump_traceback_later(seconds, exit=True, file=terminal)
         yield
         faulthandler.cancel_dump_traceback_later()
+
+
+def hopper_scores(shape: echo.ModelShape, kernels: str) -> bool:
+    """Whether a GPU's scores come from the kernel made for Hopper: it sifts, prefetches and appends index keys."""
+    return (
+        kernels != "generic"
+        and torch.cuda.get_device_capability() == (9, 0)
+        and (shape.index_key_format, shape.index_dim) == ("fp8", 128)
+    )
 
 
 def opened(rig: Rig, max_tokens: int, tokens: list[int]) -> Pair:

@@ -140,7 +140,11 @@ class OracleSession:
         return False
 
     def check_row(self, position: int, outputs: torch.Tensor, selections: torch.Tensor, device: str) -> int:
-        """Asserts that one query row's results are right in all layers; how many selections were not the oracle's."""
+        """Asserts that one query row's results, on the CPU, are right in all layers.
+
+        Returns:
+            How many selections were not the oracle's.
+        """
         inexact = 0
         own = 0
         for number, layer in enumerate(self.layers):
@@ -154,7 +158,7 @@ class OracleSession:
             tolerance = OUTPUT_TOLERANCE[device, self.shape.row_format]
             if outputs.dtype == torch.bfloat16:
                 tolerance += 2.0**-8
-            error = np.abs(outputs[number].double().cpu().numpy() - expected).max()
+            error = np.abs(outputs[number].double().numpy() - expected).max()
             largest = np.abs(layer.values[chosen, : self.shape.latent_dim]).max()
             assert error <= tolerance * largest, f"layer {number}, position {position}: off by {error}"
         return inexact

@@ -11,8 +11,8 @@ from support.rig import (
     Pair,
     Rig,
     assert_same_bits,
-    host_row_of,
     host_rows,
+    host_rows_of,
 )
 
 LENGTHS = [0, 1, 63, 64, 65, 200]
@@ -48,8 +48,7 @@ def resident_rows(runtime: echo.Runtime) -> list[set[int]]:
 def own_rows(rig: Rig, pair: Pair) -> set[int]:
     """Host rows of a session's tokens that no other session has."""
     others = {block for other in rig.pairs if other is not pair for block in other.session.blocks}
-    rows = (host_row_of(pair.session, position) for position in range(pair.session.length))
-    return {row for row in rows if row // 64 not in others}
+    return {row for row in host_rows_of(pair.session).tolist() if row // 64 not in others}
 
 
 def everything(rig: Rig) -> list:

@@ -293,6 +293,15 @@ class Tally:
         self.rows += scenario.compared
         self.done += scenario.done
 
+    def __add__(self, other: Tally) -> Tally:
+        """Both together."""
+        return Tally(
+            self.scenarios + other.scenarios,
+            self.rows + other.rows,
+            self.done + other.done,
+            self.differences + other.differences,
+        )
+
     def __str__(self) -> str:
         """For people."""
         what = ", ".join(f"{count:,} {name}" for name, count in sorted(self.done.items()))

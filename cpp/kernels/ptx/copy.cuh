@@ -77,6 +77,12 @@ __device__ __forceinline__ std::int32_t load_shared_volatile(std::uint32_t addre
   return value;
 }
 
+__device__ __forceinline__ uint2 load_shared_volatile_pair(std::uint32_t address) {
+  uint2 words;
+  asm volatile("ld.volatile.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address) : "memory");
+  return words;
+}
+
 /// Stores a word that, to the block, tells of all that this thread did before.
 __device__ __forceinline__ void store_shared_release(std::uint32_t address, std::int32_t value) {
   asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");

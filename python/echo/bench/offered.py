@@ -22,7 +22,7 @@ def why_not(name: str, shape: echo.ModelShape, device: str, settings: dict[str, 
     switch = systems.SWITCHES.get(name)
     if switch is None or _does(name, switch, shape, device, settings):
         return None
-    return f"with {switch.setting} = {switch.on} this device fetches nothing ahead"
+    return f"with {switch.setting} = {switch.on(shape)} this device fetches nothing ahead"
 
 
 def _does(name: str, switch: systems.Switch, shape: echo.ModelShape, device: str, settings: dict[str, Any]) -> bool:
@@ -31,7 +31,7 @@ def _does(name: str, switch: systems.Switch, shape: echo.ModelShape, device: str
 
     load = Load((2 * shape.top_k,), (8,))
     slots = shape.top_k + shape.top_k // 4 + 1
-    own = {**settings, **systems.settings_of(name)}
+    own = {**settings, **systems.settings_of(name, shape)}
     with Server(shape, load, 1, REGIMES["glm"], device=device, gpu_slots=slots, **own) as server:
         server.serve(schedule(load, 1), [0], resident=False)
         server.runtime.synchronize()

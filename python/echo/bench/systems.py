@@ -11,11 +11,13 @@ the batch at once, and whether rows are all in the pool from the beginning:
                      The slots are one pool here, of that size.
     echo             one pool for all requests, as many of them as the host holds. Nothing travels but what is missed.
     echo-prefetch    the same, and rows that will probably be selected travel while the indexer scores.
-    echo-forecast    the same as echo, and rows that were nearly selected travel before the next step asks for them.
+    echo-forecast    the same as echo, and rows that were nearly selected travel before the next step asks for them: for
+                     each request a tenth of top-k, what -1 means to a GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,19 +32,19 @@ class Switch:
     Attributes:
         setting: its name.
         off: its value for systems that do without.
-        on: its value else.
+        on: its value else, by shape of the model.
         counters: of `echo.LayerStats`; all 0 where a device does nothing of the kind.
     """
 
     setting: str
     off: Any
-    on: Any
+    on: Callable[[echo.ModelShape], Any]
     counters: tuple[str, ...]
 
 
 SWITCHES = {
-    "echo-prefetch": Switch("prefetch", "off", "on", ("candidates", "full_selects")),
-    "echo-forecast": Switch("forecast_cap", 0, 65536, ("forecast",)),
+    "echo-prefetch": Switch("prefetch", "off", lambda _: "on", ("candidates", "full_selects")),
+    "echo-forecast": Switch("forecast_cap", 0, lambda shape: max(1, shape.top_k // 10), ("forecast",)),
 }
 """By the system that has it on; all others have it off."""
 
@@ -80,9 +82,9 @@ class System:
         return schedule(load, self.most, self.tokens)
 
 
-def settings_of(name: str) -> dict[str, Any]:
+def settings_of(name: str, shape: echo.ModelShape) -> dict[str, Any]:
     """Of the runtime of a system: its own switch is on, all others are off."""
-    return {switch.setting: switch.on if system == name else switch.off for system, switch in SWITCHES.items()}
+    return {switch.setting: switch.on(shape) if system == name else switch.off for system, switch in SWITCHES.items()}
 
 
 def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> System:
@@ -94,7 +96,7 @@ def make_system(name: str, pool: int, load: Load, shape: echo.ModelShape) -> Sys
         least = 2 * k if name == "per-request" else k + 1
     if pool < least:
         raise echo.InvalidArgument(f"pools: {pool:,} slots given, {name} needs {least:,} for a request")
-    settings = tuple(settings_of(name).items())
+    settings = tuple(settings_of(name, shape).items())
     if name == "resident":
         return System(name, pool, pool, contexts, pool, settings)
     if name == "resident-total":
