@@ -44,11 +44,10 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   const auto splits = static_cast<std::uint32_t>(p.splits);
   const float scale = p.scale * 1.44269504F;  // to powers of two
   const Stretch& stretch = shared.stretch;
-  std::uint32_t parity = 0;
-  std::uint32_t turn = 0;  // which of its places for parts the team uses
+  std::uint32_t left =
+      0;  // twice the tiles that are left of an item, and the parity of the next one: one register less
   bool untold = false;
-  for (std::int32_t item = stretch.first_item(); item != kNone;) {
-    const std::int32_t next = stretch.item_after(item);
+  for (std::int32_t item = stretch.first_item(); item != kNone; item = stretch.item_after(item)) {
     Attention attention;
     if (stretch.first_tile(item) > 0) {
       const Seat seat = seat_of(p, work, shared);
@@ -62,15 +61,16 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       tell(running_sums(exchange, seat.team, splits, seat.rank));
       untold = false;
     }
-    if (threadIdx.x == 0 && next != kNone && seat_of(p, work, shared).rank == 0) {
+    if (threadIdx.x == 0 && stretch.item_after(item) != kNone && seat_of(p, work, shared).rank == 0) {
+      const std::int32_t next = stretch.item_after(item);
       prefetch_query(p, query_row(p, work, next), work.first_head(next));
     }
 #pragma unroll 1
-    for (std::int32_t tile = stretch.tiles_of(item); tile > 0; --tile) {
-      attend_tile(scale, group, parity, shared, attention);
-      parity ^= 1U;
+    for (left += 2 * static_cast<std::uint32_t>(stretch.tiles_of(item)); left > 1; left = (left - 2) ^ 1U) {
+      attend_tile(scale, group, left & 1U, shared, attention);
     }
     const auto load_next = [&] {
+      const std::int32_t next = stretch.item_after(item);
       if (next != kNone) {
         load_query(p, query_row(p, work, next), work.first_head(next), shared);
       }
@@ -87,6 +87,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       load_next();
       write_alone(attention, sums, Outputs(p, query_row(p, work, item), work.first_head(item)));
     } else {
+      const auto turn = static_cast<std::uint32_t>(stretch.ended_before(item)) % 2;
       const Meeting meeting(exchange, work, turn, seat_of(p, work, shared), splits);
       float units[2];
       leave_sums(attention, meeting.own(), units);
@@ -96,9 +97,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       load_next();  // not before: telling other blocks would wait for what is on its way
       meeting.wait();
       combine(p, query_row(p, work, item), work.first_head(item), meeting);
-      turn ^= 1U;
     }
-    item = next;
   }
 }
 

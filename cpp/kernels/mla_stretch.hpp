@@ -38,6 +38,8 @@ struct Stretch {
   }
   /// Whether an item is ended here; else it is handed over.
   ECHO_HOST_DEVICE bool ends(std::int32_t item) const { return item != end; }
+  /// Items that are ended before it.
+  ECHO_HOST_DEVICE std::int32_t ended_before(std::int32_t item) const { return (item < begin ? end : item) - begin; }
 };
 
 /// What is dealt out: all that needs no team's number is found out once, on the host.

@@ -20,6 +20,7 @@ void expect_all_dealt(std::int32_t items, std::int32_t tiles, std::int32_t teams
     ASSERT_GE(stretch.length, tiles);
     ASSERT_LE(stretch.length, (items * tiles + teams - 1) / teams);
     std::int32_t length = 0;
+    std::int32_t ended = 0;
     std::int32_t done = 0;
     for (std::int32_t item = stretch.first_item(); item != kNone; item = stretch.item_after(item), ++done) {
       ASSERT_TRUE(item >= 0 && item < items);
@@ -36,6 +37,9 @@ void expect_all_dealt(std::int32_t items, std::int32_t tiles, std::int32_t teams
       if (!stretch.ends(item)) {
         ASSERT_EQ(done, 0);
         owner[static_cast<std::size_t>(item)] = number;
+      } else {
+        ASSERT_EQ(stretch.ended_before(item), ended);
+        ++ended;
       }
     }
     ASSERT_EQ(length, stretch.length);

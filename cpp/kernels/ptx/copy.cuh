@@ -49,17 +49,6 @@ __device__ __forceinline__ void store(void* address, const uint4& value) {
                : "memory");
 }
 
-/// Stores a word that tells all of the GPU of what this thread did before, or has seen.
-__device__ __forceinline__ void store_release(std::uint32_t* address, std::uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-/// Reads such a word.
-__device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* address) {
-  std::uint32_t value = 0;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
