@@ -5,9 +5,8 @@
 // A warp takes a row or two at once, which others have claimed: their bytes from host memory into registers, slots
 // meanwhile (free ones, else the oldest of a window of 96; the scores that recall's rule would look at are only being
 // computed), bytes to the slots, maps. Rows for which there is no slot are left to recall: nobody waits for anybody.
-// Cost: a host read, in which a slot is found, too: 3 us where few are under way in the multiprocessor, 6 where three
-// times 15 are. Everything loaded there comes back in the order in which it was asked for, so slots that are claimed
-// ahead, for the next rows, gain nothing: the bytes are what takes so long.
+// Cost: a host read, in which a slot is found, too: on an H200 3 us where 15 rows are under way in the multiprocessor,
+// 5 where 45 are. Slots claimed ahead, for the next rows, gain nothing: the bytes are what takes so long.
 
 #include <algorithm>
 

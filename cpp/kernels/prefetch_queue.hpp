@@ -11,7 +11,7 @@ inline constexpr std::uint32_t kLastCall = 0xFFFFFFFFU;
 /// A row that is to be fetched, in the call whose tag it has: whatever else lies in a place is older.
 struct alignas(8) QueuedRow {
   std::uint32_t tag;
-  std::int32_t row;  ///< negative: none
+  std::int32_t row;
 };
 
 /// Rows on their way from the thread blocks of a score to those that prefetch, zero before the first call. Whoever is

@@ -1,16 +1,17 @@
 #pragma once
 // Prefetch beside score. In a thread block that scores one warp takes the tokens that the multiplying warps think will
-// be selected, looks up which of their rows are not resident, and lists those in a queue in global memory. Rows that
-// the pass appends are left out, since their host rows may not be written yet. The last few thread blocks of the grid
-// score nothing: one warp of each deals out what the queue has, the others fetch (prefetch_rows.cuh).
+// be selected, claims those of their rows that are missing, and lists them in a queue in global memory. (Rows that the
+// pass appends have slots.) The last few thread blocks of the grid score nothing: one warp of each deals out what the
+// queue has, the others fetch (prefetch_rows.cuh). Where no row has been missing for some steps, all score.
 //
-// So reads of the host hold up nobody's keys, and the eight thread blocks bring 24 of the 33 rows per us that the link
-// could; score is bound by the memory's speed and misses a few multiprocessors little. A thread block lists nothing any
+// So reads of the host hold up nobody's keys, and where much is missing rows come as fast as the link allows, 33 per
+// us; score is bound by the memory's speed and misses a few multiprocessors little. A thread block lists nothing any
 // more when what is left of its share takes no longer than a fetch, and when all have come so far no other fetch
-// begins. So the launch does not end much later than without prefetch. Those that prefetch wait for those that score,
-// which come before them in the grid and so have been started before.
-// Cost on an H200 for 13 x 100K tokens: score takes 48.6 us where nothing is missing, 46.2 if it only lists; 51 while
-// 1,035 rows of 656 bytes come. With 4 thread blocks 612 rows come, with 12 some 1,205, but score takes 54 us.
+// begins: rows that nobody has begun to fetch are given up. So the launch does not end much later than without
+// prefetch. Those that prefetch wait for those that score, which come before them in the grid and so have been started
+// before.
+// Cost on an H200 for 13 x 100K tokens: score takes 46.6 us if it only lists, 49.3 where nothing is missing but lately
+// was, 55 while 1,300 rows of 656 bytes come, 50 while 800 do, which is all that is asked for at a hit rate of 97 %.
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/prefetch_queue.hpp"
@@ -19,7 +20,7 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kFetchBlocks = 26;  ///< key blocks that are scored while a fetch goes on
+inline constexpr std::int32_t kFetchBlocks = 24;  ///< key blocks that are scored while a fetch goes on
 inline constexpr std::int32_t kFetchWarps = kScoreThreads / kWarp - 1;  ///< of a thread block that prefetches
 
 /// Shared memory of a thread block that prefetches, where others have keys.
@@ -109,28 +110,26 @@ class RingReader {
   std::int32_t lost_ = 0;
 };
 
-/// Claims the row of each lane where it is missing, and lists it; returns how many there was no place for. Places are
-/// asked for while rows are claimed: that of a row which another warp has claimed stays empty.
+/// Lists a row of each lane that has claimed one; returns how many there was no place for.
 __device__ inline std::int32_t enqueue(const LayerView& layer, PrefetchQueue& queue, std::uint32_t tag,
-                                       std::int32_t places, bool missing, std::int32_t row) {
-  const unsigned lanes = __ballot_sync(kAllLanes, missing);
+                                       std::int32_t places, bool claimed, std::int32_t row) {
+  const unsigned lanes = __ballot_sync(kAllLanes, claimed);
   if (lanes == 0U) {
     return 0;
   }
-  const std::int32_t before = lane_index() == 0 ? atomicAdd(&queue.listed, __popc(lanes)) : 0;
-  const bool claimed = missing && claim_row(layer, row);
-  const std::int32_t place = __shfl_sync(kAllLanes, before, 0) + rank_in(lanes);
-  if (missing && place < places) {
-    const std::int32_t listed = claimed ? row : kNone;
-    __stcg(reinterpret_cast<uint2*>(&queue.rows[place]), make_uint2(tag, static_cast<unsigned>(listed)));
+  std::int32_t first = lane_index() == 0 ? atomicAdd(&queue.listed, __popc(lanes)) : 0;
+  first = __shfl_sync(kAllLanes, first, 0);
+  const std::int32_t place = first + rank_in(lanes);
+  if (claimed && place < places) {
+    __stcg(reinterpret_cast<uint2*>(&queue.rows[place]), make_uint2(tag, static_cast<unsigned>(row)));
   } else if (claimed) {
     give_up_row(layer, row);
   }
-  return __popc(__ballot_sync(kAllLanes, claimed && place >= places));
+  return min(max(first + __popc(lanes) - places, 0), __popc(lanes));
 }
 
-/// Of a warp in a thread block that scores so many key blocks. Whoever takes a row from the queue fetches it or gives
-/// it up.
+/// Of a warp in a thread block that scores so many key blocks. Whether a row is missing, and whether nobody else lists
+/// it, is one access; whoever takes it from the queue fetches it or gives it up.
 __device__ inline void list_missing(const ScoreParams& p, const SiftMemory& memory, std::int32_t share,
                                     PrefetchQueue& queue, const KernelErrorView& errors) {
   RingReader rings(memory.rings);
@@ -145,9 +144,9 @@ __device__ inline void list_missing(const ScoreParams& p, const SiftMemory& memo
       continue;
     }
     const std::int32_t row = there ? wanted_row(p, token) : kNone;
-    // Most rows are resident: to claim them without a look takes 0.7 us more.
+    // Most rows are resident, and an atomic operation costs more than a load.
     const bool missing = row != kNone && slot_word(p.layer, row).load(cuda::memory_order_relaxed) == kNone;
-    capped += enqueue(p.layer, queue, tag, places, missing, row);
+    capped += enqueue(p.layer, queue, tag, places, missing && claim_row(p.layer, row), row);
   }
   capped += rings.lost();
   __syncwarp();
@@ -178,27 +177,23 @@ __device__ inline void deal_rows(PrefetchQueue& queue, const ScoreParams& p, std
   const std::int32_t blocks = static_cast<std::int32_t>(gridDim.x) - scorers;
   const std::int32_t own = static_cast<std::int32_t>(blockIdx.x) - scorers;
   const std::uint32_t call = __ldcg(&queue.call);
-  std::int32_t seen = 0;  // of the block's places
   std::int32_t dealt = 0;
   bool all_listed = false;
   for (bool over = false; !over;) {
     const std::int32_t finished =
         __shfl_sync(kAllLanes, AtomicWord(queue.finished).load(cuda::memory_order_relaxed), 0);
-    const std::int32_t place = (seen + lane_index()) * blocks + own;
+    const std::int32_t place = (dealt + lane_index()) * blocks + own;
     uint2 entry = make_uint2(call, 0U);
     if (place < kQueuePlaces) {
       entry = __ldcg(reinterpret_cast<const uint2*>(&queue.rows[place]));
     }
     const unsigned missing = __ballot_sync(kAllLanes, entry.x != call + 1U);
     const std::int32_t fresh = missing == 0U ? kWarp : __ffs(static_cast<int>(missing)) - 1;
-    const auto row = static_cast<std::int32_t>(entry.y);
-    const unsigned rows = __ballot_sync(kAllLanes, lane_index() < fresh && row != kNone);
-    if (lane_index() < fresh && row != kNone) {
-      block.rows[dealt + rank_in(rows)] = row;
+    if (lane_index() < fresh) {
+      block.rows[dealt + lane_index()] = static_cast<std::int32_t>(entry.y);
     }
     __syncwarp();
-    seen += fresh;
-    dealt += __popc(rows);
+    dealt += fresh;
     over = all_listed && fresh == 0;
     if (lane_index() == 0) {
       show(block.dealt, dealt);
