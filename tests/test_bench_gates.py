@@ -126,7 +126,7 @@ def test_the_cases_of_recall_fit_the_host_pool_and_differ(gates: ModuleType) -> 
 
 
 def test_nodes_of_steady_steps_are_counted_by_verb(gates: ModuleType, tmp_path: Path) -> None:
-    layer = ["append", "score_sm90", "select_cluster", "recall", "recall", "attend_cluster"]
+    layer = ["append", "score_sm90", "select_cluster", "recall", "recall", "attend_sm90"]
     names = [f"void echo::(anonymous namespace)::{name}<64>(Params)" for name in ["begin", *2 * layer, "commit"]]
     events = [{"ph": "X", "cat": "kernel", "name": name} for name in 3 * names]
     events += [{"ph": "X", "cat": "gpu_memset", "name": "Memset"}] * 6 + [{"ph": "i", "cat": "kernel", "name": "x"}]

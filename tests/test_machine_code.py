@@ -66,11 +66,11 @@ def test_scores_come_from_tensor_cores() -> None:
 
 def test_attention_runs_on_tensor_cores() -> None:
     """Logits of 36 steps, and outputs of 4 steps in two halves of the columns, of both warpgroups."""
-    for function, code in kernels("-sass", "attend_cluster").items():
+    for function, code in kernels("-sass", "attend_sm90").items():
         assert len(re.findall(r"\bHGMMA\.", code)) >= 52, function
 
 
-@pytest.mark.parametrize(("name", "threads"), [("score_sm90", 512), ("attend_cluster", 512), ("select_cluster", 512)])
+@pytest.mark.parametrize(("name", "threads"), [("score_sm90", 512), ("attend_sm90", 512), ("select_cluster", 512)])
 def test_nothing_spills(name: str, threads: int) -> None:
     """Nothing in local memory, and registers for all threads of a block."""
     for function, code in kernels("-sass", name).items():

@@ -59,7 +59,7 @@ def test_every_kernel_of_a_step_is_known():
     for source in (ROOT / "cpp").rglob("*.cu*"):
         text = re.sub(r"__launch_bounds__\([^)]*\)", "", source.read_text(encoding="utf-8"))
         found |= set(re.findall(r"__global__\s+void\s+(\w+)\(", text))
-    assert {"append", "score_sm90", "recall", "attend_cluster"} <= found
+    assert {"append", "score_sm90", "recall", "attend_sm90"} <= found
     assert {name for name in found - apart if part_of(f"echo::{name}") == OTHER} == set()
 
 

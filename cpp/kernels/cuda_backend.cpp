@@ -40,10 +40,10 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
   if (sizes.shape.row_format != RowFormat::raw) {
     check_attend(sizes.shape, device_);
     if (own_kernels_) {
-      attend_cluster_ = plan_attend_cluster(sizes.shape, sizes.splits, device_);
+      attend_sm90_ = plan_attend_sm90(sizes.shape, sizes.splits, device_);
       if (sizes.forecast_cap > 0) {
         const int left = multiprocessors_ - kForecastSms;
-        attend_cluster_.teams = std::min(attend_cluster_.teams, std::max(1, left / sizes.splits));
+        attend_sm90_.teams = std::min(attend_sm90_.teams, std::max(1, left / sizes.splits));
       }
     }
   }

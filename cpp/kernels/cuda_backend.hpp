@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attend_cluster.hpp"
+#include "kernels/attend_sm90.hpp"
 #include "kernels/cuda_handles.hpp"
 #include "kernels/device_memory.hpp"
 #include "kernels/forecast_branch.hpp"
@@ -122,7 +122,7 @@ class CudaBackend final : public Backend {
   bool score_sm90_ = false;                  ///< which kernel scores
   SelectClusterPlan select_cluster_;         ///< how select runs, if it can run that way
   bool near_left_ = false;                   ///< the last one left its lists, if forecasts have memory for them
-  AttendClusterPlan attend_cluster_;         ///< how attend runs, if it can run that way
+  AttendSm90Plan attend_sm90_;               ///< how attend runs, if it can run that way
   std::vector<LayerView> layers_on_device_;  ///< what lies in the scratch for begin and release
   std::deque<Event> marks_;                  ///< those not known to be done, oldest first
   std::uint64_t marks_done_ = 0;

@@ -12,7 +12,7 @@
 #include "echo/errors.hpp"
 #include "kernels/append.hpp"
 #include "kernels/attend.hpp"
-#include "kernels/attend_cluster.hpp"
+#include "kernels/attend_sm90.hpp"
 #include "kernels/call_checks.hpp"
 #include "kernels/commit.hpp"
 #include "kernels/cuda_backend.hpp"
@@ -154,11 +154,11 @@ void CudaBackend::attend(const AttendParams& params) {
   const DeviceGuard guard(device_);
   const Scratch& memory = scratch_for(params.layer, 0, params.block.count);
   require_at_most("attention_splits", params.splits, memory.sizes().splits);
-  if (attend_cluster_.teams > 0 && params.splits == attend_cluster_.splits) {
+  if (attend_sm90_.teams > 0 && params.splits == attend_sm90_.splits) {
     LaunchContext launch = context(/*waits=*/true);
     launch.begun = forecasts_.attention_begun(params.layer.pool);
     launch.early = launch.early && launch.begun == nullptr;  // what waits for that event comes behind recall
-    const int blocks = launch_attend_cluster(params, attend_cluster_, memory.attend_exchange(), launch);
+    const int blocks = launch_attend_sm90(params, attend_sm90_, memory.attend_exchange(), launch);
     return forecasts_.attended(params.layer.pool, multiprocessors_ - blocks, pass());
   }
   for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {

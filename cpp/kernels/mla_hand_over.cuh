@@ -4,14 +4,14 @@
 // split. So the outputs have the bits that one team alone would get.
 //
 // Each warp leaves its own part and tells the same warp of the other block, without a barrier. Nobody waits for
-// somebody who has not begun: blocks take tickets as they begin (attend_cluster.cu), take over from the team before,
+// somebody who has not begun: blocks take tickets as they begin (attend_sm90.cu), take over from the team before,
 // and do what they hand over first of all, waiting for nothing. So it does not matter how many run at once, or what
 // else holds multiprocessors. What readers leave is what the next launch needs. Cost on an H200, about half of a tile
 // each: 4,600 cycles to leave the sums, 4,500 to take them.
 
 #include <cstdint>
 
-#include "kernels/attend_cluster.hpp"
+#include "kernels/attend_sm90.hpp"
 #include "kernels/mla_heads.cuh"
 #include "kernels/mla_work.cuh"
 

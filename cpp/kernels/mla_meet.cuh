@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "kernels/attend_cluster.hpp"
+#include "kernels/attend_sm90.hpp"
 #include "kernels/elements.cuh"
 #include "kernels/mla_heads.cuh"
 #include "kernels/mla_outputs.cuh"

@@ -1,5 +1,5 @@
 #pragma once
-// How the tiles of attend_cluster's items are dealt out, item by item, in stretches of nearly the same length, none
+// How the tiles of attend_sm90's items are dealt out, item by item, in stretches of nearly the same length, none
 // shorter than an item. A stretch begins and ends within items. Its team does the head of the item at its end first,
 // then whole items, then the tail of the item at its beginning, for which it needs what the team before it has left
 // of the head. So what others wait for comes first and waits for nothing.

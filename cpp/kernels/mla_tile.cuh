@@ -1,5 +1,5 @@
 #pragma once
-// Shapes and shared memory of attend_cluster: a tile is 128 entries of a selection in two halves of 64, each a matrix
+// Shapes and shared memory of attend_sm90: a tile is 128 entries of a selection in two halves of 64, each a matrix
 // of 64 rows x 576 bf16 as the tensor cores read it.
 //
 // A matrix is nine atoms of 64 rows x 64 elements (128 bytes a row, 8 KB), each swizzled: 16-byte chunk i of row r lies

@@ -1,5 +1,5 @@
 #pragma once
-// What the blocks of attend_cluster work on, and in which order; nothing in it depends on the batch but which team
+// What the blocks of attend_sm90 work on, and in which order; nothing in it depends on the batch but which team
 // does which tiles.
 
 #include <cstdint>

@@ -7,14 +7,14 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-/// Blocks of attend_cluster that run at once, at most.
+/// Blocks of attend_sm90 that run at once, at most.
 struct AttendBlocks {
   std::int64_t teams = 0;
   std::int64_t splits = 0;
   bool share = false;  ///< there may be more items than teams
 
   explicit AttendBlocks(const ScratchSizes& sizes) {
-    if (suits_attend_cluster(sizes.shape, sizes.splits)) {
+    if (suits_attend_sm90(sizes.shape, sizes.splits)) {
       const std::int64_t items = attend_items(sizes.shape, sizes.block_rows);
       splits = sizes.splits;
       teams = std::min<std::int64_t>(items, kAttendBlocks / splits);

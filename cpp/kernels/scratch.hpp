@@ -5,7 +5,7 @@
 
 #include "cache_manager/forecast_lists.hpp"
 #include "kernels/attend.hpp"
-#include "kernels/attend_cluster.hpp"
+#include "kernels/attend_sm90.hpp"
 #include "kernels/index_queries.hpp"
 #include "kernels/near_lists.hpp"
 #include "kernels/prefetch_queue.hpp"

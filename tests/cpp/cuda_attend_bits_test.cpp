@@ -1,4 +1,4 @@
-// attend on tensor cores (attend_cluster, on Hopper): the same bits in any batch, at any place of it, whoever else uses
+// attend on tensor cores (attend_sm90, on Hopper): the same bits in any batch, at any place of it, whoever else uses
 // the GPU, and however items are dealt out to blocks.
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 namespace echo::cuda_test {
 namespace {
 
-using CudaAttendCluster = CudaTest;
+using CudaAttendSm90 = CudaTest;
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 /// One query alone, then in batches of any size and at any place of them, many times.
-TEST_F(CudaAttendCluster, BitsDoNotDependOnTheBatch) {
+TEST_F(CudaAttendSm90, BitsDoNotDependOnTheBatch) {
   for (const std::int32_t splits : {1, 5, 8, 16, 32}) {
     constexpr std::int32_t kBatch = 102;
     Attended attended(wide_shape(RowFormat::fp8_656, 128, 2048), kBatch, splits);
@@ -54,7 +54,7 @@ TEST_F(CudaAttendCluster, BitsDoNotDependOnTheBatch) {
 
 /// Two launches at a time, on streams of their own: neither has all multiprocessors, and blocks of either have to wait
 /// for others of their team that have not begun.
-TEST_F(CudaAttendCluster, GoOnBesideOtherWork) {
+TEST_F(CudaAttendSm90, GoOnBesideOtherWork) {
   constexpr std::int32_t kMost = 102;
   Attended some(wide_shape(RowFormat::fp8_656, 128, 2048), kMost, 16);
   Attended others(wide_shape(RowFormat::fp8_656, 128, 2048), kMost, 5);
@@ -108,7 +108,7 @@ void select_anything(Attended& attended, unsigned seed) {
 
 /// What each row gives alone, then all of them in batches of more items than teams, most of which two teams do.
 /// Two other runtimes' attentions run beside them, so that teams begin at any time and in any order.
-TEST_F(CudaAttendCluster, HandedOverTheSameBits) {
+TEST_F(CudaAttendSm90, HandedOverTheSameBits) {
   constexpr std::int32_t kRows = 140;
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
     for (const std::int32_t splits : {1, 2, 4, 5, 8}) {
@@ -148,7 +148,7 @@ TEST_F(CudaAttendCluster, HandedOverTheSameBits) {
   }
 }
 
-TEST_F(CudaAttendCluster, ReplayTheSameBits) {
+TEST_F(CudaAttendSm90, ReplayTheSameBits) {
   for (const std::int32_t rows : {20, 90}) {  // with 90, teams hand over
     Attended attended(wide_shape(RowFormat::fp8_656, 128, 512), rows, rows == 20 ? 5 : 1);
     attended.select(kEverything, 61);

@@ -1,4 +1,4 @@
-// The stages of attend_cluster, and for what it is chosen. The first of these tests that fails says where to look.
+// The stages of attend_sm90, and for what it is chosen. The first of these tests that fails says where to look.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 #include "cuda_mla_stages.hpp"
 #include "echo/errors.hpp"
-#include "kernels/attend_cluster.hpp"
+#include "kernels/attend_sm90.hpp"
 #include "kernels/number_formats.hpp"
 #include "runtime/backends.hpp"
 
@@ -172,18 +172,18 @@ TEST(CudaMlaPlan, TakesWhatTheKernelIsMadeFor) {
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
     shape.row_format = format;
     for (const std::int32_t splits : {1, 2, 3, 5, 8, 16}) {
-      const AttendClusterPlan plan = plan_attend_cluster(shape, splits, 0);
+      const AttendSm90Plan plan = plan_attend_sm90(shape, splits, 0);
       EXPECT_EQ(plan.splits, splits);
       EXPECT_GE(plan.teams * splits, 96) << "splits " << splits;  // most of the multiprocessors
       std::cout << to_string(format) << ", " << splits << " splits: " << plan.teams << " teams at once\n";
     }
-    EXPECT_EQ(plan_attend_cluster(shape, 33, 0).teams, 0);
+    EXPECT_EQ(plan_attend_sm90(shape, 33, 0).teams, 0);
   }
   shape.top_k = 2000;
-  EXPECT_EQ(plan_attend_cluster(shape, 4, 0).teams, 0);
+  EXPECT_EQ(plan_attend_sm90(shape, 4, 0).teams, 0);
   shape.top_k = 2048;
   shape.row_format = RowFormat::fp32;
-  EXPECT_EQ(plan_attend_cluster(shape, 4, 0).teams, 0);
+  EXPECT_EQ(plan_attend_sm90(shape, 4, 0).teams, 0);
 }
 
 TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {
@@ -192,13 +192,13 @@ TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {
   const LaunchContext nowhere{nullptr, 0, {nullptr}};
   p.q = memory + 1;
   p.out = memory;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_sm90(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
   p.q = memory;
   p.out = memory + 1;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_sm90(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
   p.out = memory;
   p.slots = reinterpret_cast<const std::int32_t*>(memory) + 1;
-  EXPECT_THROW(launch_attend_cluster(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
+  EXPECT_THROW(launch_attend_sm90(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
 }
 
 std::string name_of(const ::testing::TestParamInfo<RowFormat>& parameter) {

@@ -33,7 +33,7 @@ HOPPER = {
         "echo::KernelErrorView)"
     ],
     "attend": [
-        f"void {OWN}attend_cluster<(echo::RowFormat)0>(echo::AttendParams, echo::mla::Work, echo::AttendExchange, "
+        f"void {OWN}attend_sm90<(echo::RowFormat)0>(echo::AttendParams, echo::mla::Work, echo::AttendExchange, "
         "echo::KernelErrorView)"
     ],
 }

@@ -1,4 +1,4 @@
-// attend on tensor cores (attend_cluster, on Hopper): close to the formula in double with any heads, splits and gaps.
+// attend on tensor cores (attend_sm90, on Hopper): close to the formula in double with any heads, splits and gaps.
 // From the simple to the composed; cuda_mla_stages_test.cu looks inside the kernel, cuda_attend_bits_test.cpp at bits.
 
 #include <string>
@@ -8,9 +8,9 @@
 namespace echo::cuda_test {
 namespace {
 
-using CudaAttendCluster = CudaTest;
+using CudaAttendSm90 = CudaTest;
 
-TEST_F(CudaAttendCluster, OneSplit) {
+TEST_F(CudaAttendSm90, OneSplit) {
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
     for (const std::int32_t top_k : {64, 128, 192, 512}) {
       Attended attended(wide_shape(format, 64, top_k), 2, 1);
@@ -20,7 +20,7 @@ TEST_F(CudaAttendCluster, OneSplit) {
   }
 }
 
-TEST_F(CudaAttendCluster, ManySplits) {
+TEST_F(CudaAttendSm90, ManySplits) {
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
     for (const std::int32_t splits : {2, 3, 4, 5, 6, 7, 8, 11, 13, 16, 21, 32}) {
       for (const std::int32_t top_k : {64, 320, 1024, 2048}) {
@@ -33,7 +33,7 @@ TEST_F(CudaAttendCluster, ManySplits) {
   }
 }
 
-TEST_F(CudaAttendCluster, AnyHeads) {
+TEST_F(CudaAttendSm90, AnyHeads) {
   for (const std::int32_t heads : {128, 64, 32, 16, 70, 1}) {
     for (const DType out : {DType::f32, DType::bf16}) {
       Attended attended(wide_shape(RowFormat::fp8_656, heads, 512), 5, 4);
@@ -44,7 +44,7 @@ TEST_F(CudaAttendCluster, AnyHeads) {
   }
 }
 
-TEST_F(CudaAttendCluster, AnyGaps) {
+TEST_F(CudaAttendSm90, AnyGaps) {
   constexpr std::int32_t kTopK = 1024;
   const std::vector<std::int32_t> lengths = {0, 1, 2, 63, 64, 65, 127, 128, 129, 500, 1023, 1024};
   const auto batch = static_cast<std::int32_t>(lengths.size());
@@ -73,7 +73,7 @@ TEST_F(CudaAttendCluster, AnyGaps) {
   }
 }
 
-TEST_F(CudaAttendCluster, AgreeWithTheOtherKernelAndTheCpu) {
+TEST_F(CudaAttendSm90, AgreeWithTheOtherKernelAndTheCpu) {
   const ShapeView shape = wide_shape(RowFormat::fp8_656, 128, 640);
   const auto outputs = [&](std::int32_t splits) {
     Attended attended(shape, 3, splits);
@@ -91,7 +91,7 @@ TEST_F(CudaAttendCluster, AgreeWithTheOtherKernelAndTheCpu) {
   expect_close(other, attend(cpu, attended.q, DType::f32, DType::f32, cpu.all_rows()), 1e-5F);
 }
 
-TEST_F(CudaAttendCluster, ExtremeLogits) {
+TEST_F(CudaAttendSm90, ExtremeLogits) {
   for (const float scale : {20.0F, -3.0F, 0.0F, 1e-30F}) {  // one weight, the smallest logits, all weights alike
     Attended attended(wide_shape(RowFormat::fp8_656, 64, 512), 3, 4);
     attended.scale = scale;
@@ -100,7 +100,7 @@ TEST_F(CudaAttendCluster, ExtremeLogits) {
   }
 }
 
-TEST_F(CudaAttendCluster, ReportBadSlots) {
+TEST_F(CudaAttendSm90, ReportBadSlots) {
   for (const std::int32_t rows : {1, 90}) {
     Attended attended(wide_shape(RowFormat::fp8_656, 128, 512), rows, rows == 1 ? 2 : 1);
     attended.select(kEverything, 62);

@@ -1,4 +1,4 @@
-// attend_cluster: sparse MLA on Hopper's tensor cores; a team of blocks per query row and 64 heads, a block per split.
+// attend_sm90: sparse MLA on Hopper's tensor cores; a team of blocks per query row and 64 heads, a block per split.
 //
 // A block takes its split in tiles of 128 entries. Two warpgroups gather rows by slot into shared memory, as bf16
 // (mla_gather.cuh); two others take turns on logits, softmax and 64 x 256 fp32 sums each, in registers
@@ -18,7 +18,7 @@
 // is handed to them comes from the team before, which does it first, and waits for nobody before that. So they finish
 // all their items, and leave their multiprocessors to blocks that wait to begin. It takes as many as a team has
 // blocks, for one of the launches that share the GPU. (That blocks begin in order of their index is nowhere promised.)
-#include "kernels/attend_cluster.hpp"
+#include "kernels/attend_sm90.hpp"
 
 #include <algorithm>
 #include <string>
@@ -34,10 +34,10 @@ namespace {
 using namespace mla;
 
 template <RowFormat kFormat>
-__global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_constant__ AttendParams p,
-                                                              const __grid_constant__ Work work,
-                                                              const __grid_constant__ AttendExchange exchange,
-                                                              const __grid_constant__ KernelErrorView errors) {
+__global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant__ AttendParams p,
+                                                           const __grid_constant__ Work work,
+                                                           const __grid_constant__ AttendExchange exchange,
+                                                           const __grid_constant__ KernelErrorView errors) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -71,7 +71,7 @@ __global__ __launch_bounds__(kThreads, 1) void attend_cluster(const __grid_const
 using Kernel = void (*)(AttendParams, Work, AttendExchange, KernelErrorView);
 
 Kernel kernel_for(RowFormat format) {
-  return format == RowFormat::fp8_656 ? attend_cluster<RowFormat::fp8_656> : attend_cluster<RowFormat::bf16_1152>;
+  return format == RowFormat::fp8_656 ? attend_sm90<RowFormat::fp8_656> : attend_sm90<RowFormat::bf16_1152>;
 }
 
 void require_aligned(const char* what, const void* pointer) {
@@ -82,11 +82,11 @@ void require_aligned(const char* what, const void* pointer) {
 
 }  // namespace
 
-AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t splits, int device) {
+AttendSm90Plan plan_attend_sm90(const ShapeView& shape, std::int32_t splits, int device) {
 #if defined(ECHO_SM90A)
   int major = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  if (major != 9 || !suits_attend_cluster(shape, splits)) {
+  if (major != 9 || !suits_attend_sm90(shape, splits)) {
     return {};
   }
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_for(shape.row_format)),
@@ -102,8 +102,8 @@ AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t split
 #endif
 }
 
-int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const AttendExchange& exchange,
-                          const LaunchContext& context) {
+int launch_attend_sm90(const AttendParams& params, const AttendSm90Plan& plan, const AttendExchange& exchange,
+                       const LaunchContext& context) {
   require_aligned("q", params.q);
   require_aligned("slots", params.slots);
   require_aligned("out", params.out);

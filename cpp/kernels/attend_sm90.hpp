@@ -14,7 +14,7 @@ inline constexpr std::int32_t kAttendTold = 8 * kMaxSplits;  ///< words of a tea
 inline constexpr std::int32_t kAttendRunningBytes = 132 * 1024 + 128;
 
 /// Whether the kernel is for such rows, and for so many splits.
-inline bool suits_attend_cluster(const ShapeView& shape, std::int32_t splits) {
+inline bool suits_attend_sm90(const ShapeView& shape, std::int32_t splits) {
   return (shape.row_format == RowFormat::fp8_656 || shape.row_format == RowFormat::bf16_1152) &&
          shape.latent_dim == 512 && shape.rope_dim == 64 && shape.top_k % 64 == 0 && splits >= 1 &&
          splits <= kMaxSplits;
@@ -33,19 +33,19 @@ struct AttendExchange {
   std::uint32_t* ticket;  ///< [1] the next block's
 };
 
-/// How attend_cluster runs on a device for one shape; decided once.
-struct AttendClusterPlan {
+/// How attend_sm90 runs on a device for one shape; decided once.
+struct AttendSm90Plan {
   std::int32_t splits = 0;  ///< blocks of a team
   std::int32_t teams = 0;   ///< that run at once; 0: the kernel cannot be used, attend_splits has to do
 };
 
 /// The kernel needs a Hopper GPU (and a build for sm_90a), rows of 512 latents and 64 rope elements in FP8 or BF16,
 /// top_k a multiple of 64 and 1 to 32 splits.
-AttendClusterPlan plan_attend_cluster(const ShapeView& shape, std::int32_t splits, int device);
+AttendSm90Plan plan_attend_sm90(const ShapeView& shape, std::int32_t splits, int device);
 
 /// One launch for the whole block, of as many thread blocks as are returned, each with a multiprocessor of its own.
 /// Throws InvalidArgument naming `q`, `slots` or `out` where they are not aligned to 16 bytes.
-int launch_attend_cluster(const AttendParams& params, const AttendClusterPlan& plan, const AttendExchange& exchange,
-                          const LaunchContext& context);
+int launch_attend_sm90(const AttendParams& params, const AttendSm90Plan& plan, const AttendExchange& exchange,
+                       const LaunchContext& context);
 
 }  // namespace echo
