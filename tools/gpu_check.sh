@@ -89,7 +89,7 @@ py_tests() {
 # Under the tools these only take longer: large pools, long rows, many rounds. Small ones run the same code.
 SLOW='LargePools*:*ALargePool*:*RowsFarApart*:*LongRows*:*OneVeryLong*:*RandomPasses*:*RandomSteps*:*ForALongTime*'
 SLOW+=':*RowsThatMany*:*RowsOfASession:*StepAfterStep*:*SelectsLikeTheCpu:*TheSameBits*:*BitsDepend*:*BitsDoNot*'
-SLOW+=':*ScoresKeepTheirBits*:*WhateverIsPredicted*:*IntoARoomyPool*:*OfSharedPrefixes*:*ForSpeculation*'
+SLOW+=':*BesideOtherWork*:*ScoresKeepTheirBits*:*WhateverIsPredicted*:*IntoARoomyPool*:*OfSharedPrefixes*:*ForSpeculation*'
 # racecheck loses the order of a block once a part of its threads has met at a barrier of their own (docs/design.md,
 # "Checking on a GPU"), so it is of no use for select, what finds forecasts, and score and attention for Hopper.
 RACES='CudaAppend.*:CudaBackendTest.*:CudaRecall.*:CudaScore.*:Pools/Cuda*:TooSmall/*-*AReplayedGraph*'
