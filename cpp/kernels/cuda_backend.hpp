@@ -42,6 +42,7 @@ class CudaBackend final : public Backend {
   void prepare(const ScratchSizes& sizes) override;
 
   bool sifts() const override { return score_sm90_; }
+  std::size_t attend_alignment() const override { return attend_sm90_.teams > 0 ? 16 : 1; }
   /// Select leaves what they look at, if it is the kernel with clusters. Known after prepare.
   bool forecasts() const override { return select_cluster_.largest_cluster > 0; }
 

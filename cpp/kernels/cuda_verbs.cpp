@@ -159,14 +159,14 @@ void CudaBackend::attend(const AttendParams& params) {
     launch.begun = forecasts_.attention_begun(params.layer.pool);
     launch.early = launch.early && launch.begun == nullptr;  // what waits for that event comes behind recall
     const int blocks = launch_attend_sm90(params, attend_sm90_, memory.attend_exchange(), launch);
-    return forecasts_.attended(params.layer.pool, multiprocessors_ - blocks, pass());
+    return forecasts_.attended(params.layer.pool, multiprocessors_ - blocks, blocks > 0, pass());
   }
   for (std::int32_t first = 0; first < params.block.count; first += kAttendRows) {
     const std::int32_t count = std::min(kAttendRows, params.block.count - first);
     launch_attend_splits(params, first, count, memory.attend_partials(), context());
     launch_attend_combine(params, first, count, memory.attend_partials(), context());
   }
-  forecasts_.attended(params.layer.pool, 0, pass());
+  forecasts_.attended(params.layer.pool, 0, false, pass());
 }
 
 void CudaBackend::commit(const CommitParams& params) {

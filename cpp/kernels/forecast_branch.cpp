@@ -32,16 +32,13 @@ void ForecastBranch::add(const ForecastParams& params, const NearLists& near, co
   pools_.push_back(params.layer.pool);
 }
 
-cudaEvent_t ForecastBranch::attention_begun(const std::byte* pool) {
-  if (!added_ || added_->params.layer.pool != pool) {
-    return nullptr;
-  }
-  added_->begun = true;
-  return begun_.get();
+cudaEvent_t ForecastBranch::attention_begun(const std::byte* pool) const {
+  return added_ && added_->params.layer.pool == pool ? begun_.get() : nullptr;
 }
 
-void ForecastBranch::attended(const std::byte* pool, int left, const LaunchContext& pass) {
+void ForecastBranch::attended(const std::byte* pool, int left, bool records, const LaunchContext& pass) {
   if (added_ && added_->params.layer.pool == pool) {
+    added_->begun = records;
     added_->left = std::max(left, kForecastSms);
     settle(pass);
   }

@@ -25,9 +25,9 @@ class ForecastBranch {
   /// Behind what is on the pass's stream.
   void add(const ForecastParams& params, const NearLists& near, const ForecastLists& lists, const LaunchContext& pass);
   /// The event that an attention over the rows of the pool is to record when all its blocks have begun; null: none.
-  cudaEvent_t attention_begun(const std::byte* pool);
-  /// Attention over the rows of the pool has been launched, and leaves so many multiprocessors.
-  void attended(const std::byte* pool, int left, const LaunchContext& pass);
+  cudaEvent_t attention_begun(const std::byte* pool) const;
+  /// Attention over the rows of the pool has been launched, leaves so many multiprocessors, and records that event.
+  void attended(const std::byte* pool, int left, bool records, const LaunchContext& pass);
 
   /// ForecastLists::ended of what is being fetched and has not been told to end; null: nothing.
   std::int32_t* fetching(const LaunchContext& pass);

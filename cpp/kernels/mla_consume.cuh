@@ -44,10 +44,15 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   const auto splits = static_cast<std::uint32_t>(p.splits);
   const float scale = p.scale * 1.44269504F;  // to powers of two
   const Stretch& stretch = shared.stretch;
-  std::uint32_t left =
-      0;  // twice the tiles that are left of an item, and the parity of the next one: one register less
+  // Twice the tiles that are left of an item, and the parity of the next one: one register less.
+  std::uint32_t left = 0;
   bool untold = false;
   for (std::int32_t item = stretch.first_item(); item != kNone; item = stretch.item_after(item)) {
+    if (untold) {  // before waiting to be told: else teams with no item between would tell one after the other
+      const Seat seat = seat_of(p, work, shared);
+      tell(running_sums(exchange, seat.team, splits, seat.rank));
+      untold = false;
+    }
     Attention attention;
     if (stretch.first_tile(item) > 0) {
       const Seat seat = seat_of(p, work, shared);
@@ -56,11 +61,6 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
     ptx::wait_copies();
     ptx::fence_proxy_async();
     meet_aligned(kConsumersBarrier, kConsumers);
-    if (untold) {
-      const Seat seat = seat_of(p, work, shared);
-      tell(running_sums(exchange, seat.team, splits, seat.rank));
-      untold = false;
-    }
     if (threadIdx.x == 0 && stretch.item_after(item) != kNone && seat_of(p, work, shared).rank == 0) {
       const std::int32_t next = stretch.item_after(item);
       prefetch_query(p, query_row(p, work, next), work.first_head(next));

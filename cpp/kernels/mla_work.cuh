@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/attend_sm90.hpp"
 #include "kernels/mla_tile.cuh"
 #include "kernels/params.hpp"
 
@@ -35,7 +36,7 @@ struct Work {
     return d == 1 ? 0U : 0xFFFFFFFFU / static_cast<std::uint32_t>(d) + 1U;
   }
   static Work of(const ShapeView& shape, std::int32_t rows, std::int32_t splits, std::int32_t teams) {
-    const std::int32_t items = rows * ((shape.query_heads + kHeads - 1) / kHeads);
+    const std::int32_t items = attend_items(shape, rows);
     return {.rows = rows,
             .deal = Deal::of(items, tiles_of(shape.top_k, splits), teams < items ? teams : items),
             .part_of_rows = part_of(rows),

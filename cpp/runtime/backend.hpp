@@ -53,6 +53,9 @@ class Backend {
   /// Rows that this device can fetch while it scores 1,000 tokens: what prefetch_cap = -1 stands for.
   virtual double prefetch_cap() const { return kPrefetchCap; }
 
+  /// What the addresses of attend's q and out have to be multiples of, in bytes. The same from prepare() on.
+  virtual std::size_t attend_alignment() const { return 1; }
+
   /// Whether forecast does anything. The same from prepare() on.
   virtual bool forecasts() const { return false; }
 

@@ -31,6 +31,14 @@ void require_array(const char* name, const Array& array, std::initializer_list<D
   }
 }
 
+void require_aligned(const char* name, const Array& array, std::size_t alignment) {
+  const auto address = reinterpret_cast<std::uintptr_t>(array.data);
+  if (address % alignment != 0) {
+    throw InvalidArgument(std::string(name) + ": address " + std::to_string(address) +
+                          " given, expected a multiple of " + std::to_string(alignment));
+  }
+}
+
 ForwardPass::State::State(Backend& backend_, std::shared_ptr<const DeviceState> device_, const Plan& plan_,
                           const StepView& step_, bool prefill_)
     : backend(backend_),
@@ -136,6 +144,8 @@ void ForwardPass::State::check_attend(const Array& q, const Array& out) const {
   }
   require_array("q", q, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, plan.shape.row_dim()});
   require_array("out", out, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, shape.latent_dim});
+  require_aligned("q", q, backend.attend_alignment());
+  require_aligned("out", out, backend.attend_alignment());
 }
 
 void ForwardPass::State::require_not_appended(std::int32_t layer) const {

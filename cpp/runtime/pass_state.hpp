@@ -16,6 +16,8 @@ namespace echo {
 /// Throws InvalidArgument naming `name` unless the array is of one of the types and of this shape.
 void require_array(const char* name, const Array& array, std::initializer_list<DType> types,
                    std::initializer_list<std::int64_t> shape);
+/// Throws InvalidArgument naming `name` unless the array's address is a multiple of `alignment`.
+void require_aligned(const char* name, const Array& array, std::size_t alignment);
 
 /// What a ForwardPass works on, and how far it has come. The references outlive it.
 struct ForwardPass::State {

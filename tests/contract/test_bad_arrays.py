@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from support.dlpack import ArrayElsewhere
-from support.rig import assert_same_bits, small_shape
+from support.gpu import hopper_attends
+from support.rig import assert_same_bits, full_width_shape, small_shape
 from support.verbs import ARGUMENTS, ROWS, call, tensors
 
 import echo
@@ -48,10 +49,11 @@ SPOILERS = {
 OPTIONAL = {("append", "index_key"), ("recall", "selection")}
 
 
-def tried_in_a_step(make_rig, verb: str, bad_calls) -> None:
+def tried_in_a_step(make_rig, verb: str, bad_calls, shape: echo.ModelShape | None = None) -> None:
     """Runs `bad_calls(pass, layer)` before the verb in a step of two sessions; all else must be as without it."""
-    clean = make_rig(small_shape())
-    rig = make_rig(small_shape(), model=clean.model.to(clean.model.device))
+    shape = shape or small_shape()
+    clean = make_rig(shape)
+    rig = make_rig(shape, model=clean.model.to(clean.model.device))
     pairs = []
     for each in (clean, rig):
         own = [each.open(64) for _ in range(ROWS)]
@@ -104,6 +106,23 @@ def test_malformed_arrays_are_refused_by_name(make_rig, device, verb, name):
                 call(p, verb, layer, {**good, name: read_only(good[name])})
 
     tried_in_a_step(make_rig, verb, bad_calls)
+
+
+@pytest.mark.parametrize("name", ["q", "out"])
+def test_addresses_that_a_kernel_cannot_take_are_refused(make_rig, device, name):
+    if not hopper_attends(device):
+        pytest.skip("only Hopper's kernel of attention wants more than the alignment of an element")
+    shape = full_width_shape("fp8_656", index_dim=128, query_heads=8, top_k=64)
+
+    def bad_calls(p: echo.ForwardPass, layer: int) -> None:
+        good = tensors(device, shape)
+        for elements in (1, 2, 3, 5):
+            wider = torch.zeros(good[name].numel() + elements, device=device)
+            moved = wider[elements:].view_as(good[name])
+            with pytest.raises(echo.InvalidArgument, match=f"^{name}: .* multiple of 16"):
+                call(p, "attention", layer, {**good, name: moved})
+
+    tried_in_a_step(make_rig, "attention", bad_calls, shape)
 
 
 def test_bad_layers_blocks_and_positions_are_refused(make_rig, device):

@@ -51,6 +51,15 @@ def hopper_scores(shape: echo.ModelShape, kernels: str) -> bool:
     )
 
 
+def hopper_attends(device: str) -> bool:
+    """Whether attention over rows of 512 + 64 in FP8 or BF16 is the kernel made for Hopper."""
+    return (
+        device == "cuda"
+        and os.environ.get("ECHO_KERNELS") != "generic"
+        and torch.cuda.get_device_capability() == (9, 0)
+    )
+
+
 def opened(rig: Rig, max_tokens: int, tokens: list[int]) -> Pair:
     """A session that was fed these tokens."""
     pair = rig.open(max_tokens)

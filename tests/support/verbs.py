@@ -1,4 +1,4 @@
-"""The verbs of a pass by name, with arguments that are all right for `small_shape()`."""
+"""The verbs of a pass by name, with arguments that are all right."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import echo
+from support.rig import small_shape
 
 ARGUMENTS = {
     "append": ("kv", "index_key"),
@@ -19,20 +20,22 @@ ARGUMENTS = {
 ROWS = 2  # of the steps in which they are called
 
 
-def tensors(device: str) -> dict[str, torch.Tensor]:
-    """Arguments of the verbs that are all right."""
+def tensors(device: str, shape: echo.ModelShape | None = None) -> dict[str, torch.Tensor]:
+    """Arguments of the verbs that are all right for a model, or for `small_shape()`."""
+    shape = shape or small_shape()
+    row_dim = shape.latent_dim + shape.rope_dim
 
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(ROWS, *shape, device=device)
+    def zeros(*sizes: int) -> torch.Tensor:
+        return torch.zeros(ROWS, *sizes, device=device)
 
     return {
-        "kv": zeros(80),
-        "index_key": zeros(16),
-        "index_q": zeros(8, 16),
-        "index_weights": zeros(8),
-        "q": zeros(4, 80),
-        "out": zeros(4, 64),
-        "selection": torch.zeros(ROWS, 16, dtype=torch.int32, device=device),
+        "kv": zeros(row_dim),
+        "index_key": zeros(shape.index_dim),
+        "index_q": zeros(shape.index_heads, shape.index_dim),
+        "index_weights": zeros(shape.index_heads),
+        "q": zeros(shape.query_heads, row_dim),
+        "out": zeros(shape.query_heads, shape.latent_dim),
+        "selection": torch.zeros(ROWS, shape.top_k, dtype=torch.int32, device=device),
     }
 
 

@@ -64,7 +64,8 @@ class ECHO_API ForwardPass {
   /// last select's. Once per layer and block: a second call may need more slots than the least pool has.
   Array recall(std::int32_t layer, RowBlock block, const Array& selection = {});
   /// Sparse MLA over the slots of the last recall: out[t, h] = softmax(scale * q[t, h] . row) . row[:latent].
-  /// q and out are those of the whole pass; out is [rows, query_heads, latent_dim], f32 or bf16.
+  /// q and out are those of the whole pass; out is [rows, query_heads, latent_dim], f32 or bf16. Where the kernel made
+  /// for Hopper runs, they begin at multiples of 16 bytes, as whatever has been allocated does.
   void attend(std::int32_t layer, const Array& q, float scale, const Array& out, RowBlock block);
 
   /// The whole layer: append, then score, select, recall and attend for each block. Where index_q is absent
