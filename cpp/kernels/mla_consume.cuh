@@ -44,8 +44,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   const auto splits = static_cast<std::uint32_t>(p.splits);
   const float scale = p.scale * 1.44269504F;  // to powers of two
   const Stretch& stretch = shared.stretch;
-  std::uint32_t left =
-      0;  // twice the tiles that are left of an item, and the parity of the next one: one register less
+  std::uint32_t left = 0;  // twice the tiles left of an item, and the parity of the next one: one register less
   bool untold = false;
   for (std::int32_t item = stretch.first_item(); item != kNone; item = stretch.item_after(item)) {
     Attention attention;

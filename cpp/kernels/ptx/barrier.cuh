@@ -57,10 +57,6 @@ struct Mbarrier {
                  "r"(bytes)
                  : "memory");
   }
-  /// Whether the phase of this parity has completed.
-  __device__ __forceinline__ bool completed(std::uint32_t parity) {
-    ECHO_PHASE_COMPLETED("mbarrier.test_wait.parity.acquire.cta");
-  }
   /// Waits until the phase of this parity has completed. A fresh barrier counts as having completed parity 1.
   __device__ __forceinline__ void wait(std::uint32_t parity) {
     while (!try_wait(parity)) {
