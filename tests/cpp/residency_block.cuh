@@ -157,7 +157,8 @@ class Block {
   const Pause& pause_;
 };
 
-/// A prefetching warp as prefetch_rows.cuh has it, imitated likewise.
+/// Prefetching, imitated likewise: a warp claims rows, as score_prefetch.cuh does where it lists them, and finds slots
+/// for them, as in prefetch_rows.cuh. The cap stands for the places of the queue; here what was not fetched goes back.
 template <typename Layer, typename Pause>
 class Prefetcher {
  public:
