@@ -7,7 +7,7 @@
 // misses takes 5.5 us, and 8.4 if nothing is loaded before slots are there.
 //
 // Reads of the host hold up what a multiprocessor does next. So they begin behind the atomic operations of their warp:
-// before these a call of 13 sessions with 533 misses took 28 us instead of 19.4. (The loads must not stand in a branch
+// before these a call of 13 sessions with 533 misses took 29 us instead of 19.7. (The loads must not stand in a branch
 // of their own: the compiler has the warp wait for them where it ends, which costs 2 us. So it does where it looks at
 // the result of an atomic operation that is under way with them: what is loaded depends on these results.)
 

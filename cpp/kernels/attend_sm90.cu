@@ -9,7 +9,7 @@
 // Cost, FP8 rows on an H200: a tile takes 8,400 cycles, the gathering warpgroups and the chain of logits, softmax and
 // outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes 8,600 more to
 // leave its sums, tell and combine. docs/design.md has the parts.
-// 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16 rows), 219 KB of shared memory: one block per
+// 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16 rows), 217 KB of shared memory: one block per
 // multiprocessor.
 //
 // A block waits for others of its team, which need not have begun: another kernel may hold multiprocessors, even

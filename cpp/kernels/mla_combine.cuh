@@ -1,7 +1,7 @@
 #pragma once
 // The splits of a query put together: each warp its block's share of the columns that it had in its own split, from the
 // warps at its place in the other blocks (mla_meet.cuh), in the order of the splits. All that it reads is on its way at
-// once: 2,500 cycles until 64 KB are there, 840 to add and write.
+// once. Cost, of an item with 16 splits on an H200: 2,500 cycles until 64 KB are there, 850 to add and write.
 
 #include <cuda_fp16.h>
 

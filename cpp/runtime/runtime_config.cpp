@@ -41,9 +41,8 @@ constexpr std::array kFields{
     ConfigField{
         "attention_splits", "parts",
         "parts in which a selection is attended to and combined, 1 to 64 (the kernel for Hopper takes up to 32); 0 "
-        "means the number that suits steps of "
-        "max_batch x query_rows rows. On a GPU the last bits of outputs depend on it, never on the batch: set it "
-        "where runtimes of several sizes have to agree in them",
+        "means the number that suits steps of max_batch x query_rows rows. On a GPU the last bits of outputs depend "
+        "on it, never on the batch: set it where runtimes of several sizes have to agree in them",
         &C::attention_splits},
     ConfigField{"threshold_alpha", "",
                 "weight of the past in the moving average that predicts the k-th score, "

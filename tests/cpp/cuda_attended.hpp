@@ -1,9 +1,18 @@
 #pragma once
 // Queries, rows and selections for attend on tensor cores, and what the formula makes of them in double.
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cuda_attend.hpp"
 #include "reference/row_codec.hpp"

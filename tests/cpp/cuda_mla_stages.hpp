@@ -1,5 +1,5 @@
 #pragma once
-// The stages of attend_sm90 one by one, on one block: what the gathering warpgroup leaves in shared memory, the
+// The stages of attend_sm90 one by one, on one block: what the gathering warpgroups leave in shared memory, the
 // logits, the sums before the splits are combined.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// Barriers of Hopper as PTX has them: mbarriers in shared memory, local or of another block of the cluster; the barrier
-// of the whole cluster. Those of part of a block are in warp.cuh.
+// Barriers of Hopper as PTX has them: mbarriers in shared memory, local or of another block of the cluster. The barrier
+// of the whole cluster is in cluster.cuh, those of part of a block are in warp.cuh.
 
 #include <cstdint>
 
@@ -57,10 +57,6 @@ struct Mbarrier {
                  "r"(bytes)
                  : "memory");
   }
-  /// Whether the phase of this parity has completed.
-  __device__ __forceinline__ bool completed(std::uint32_t parity) {
-    ECHO_PHASE_COMPLETED("mbarrier.test_wait.parity.acquire.cta");
-  }
   /// Waits until the phase of this parity has completed. A fresh barrier counts as having completed parity 1.
   __device__ __forceinline__ void wait(std::uint32_t parity) {
     while (!try_wait(parity)) {
@@ -88,21 +84,5 @@ static_assert(sizeof(Mbarrier) == 8);
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-
-__device__ __forceinline__ std::uint32_t cluster_rank() {
-  std::uint32_t rank = 0;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ std::uint32_t cluster_index() {
-  std::uint32_t index = 0;
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-  return index;
-}
-/// The two halves of the barrier of all threads of the cluster; it orders nothing but them.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 }  // namespace echo::ptx

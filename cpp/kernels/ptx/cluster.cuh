@@ -1,6 +1,6 @@
 #pragma once
-// What blocks of a cluster share: its barrier, which also makes their writes visible, and each other's shared memory,
-// written by stores whose arrival a barrier there counts.
+// What blocks of a cluster share: its barrier, which can also make their writes visible, and each other's shared
+// memory, written by stores whose arrival a barrier there counts.
 
 #include <cstdint>
 
@@ -15,6 +15,17 @@ __device__ __forceinline__ std::uint32_t cluster_size() {
   return size;
 }
 
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+  std::uint32_t rank = 0;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ std::uint32_t cluster_index() {
+  std::uint32_t index = 0;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
+
 /// The barrier of all threads of the cluster: what a thread did before is visible to all of them. Takes about a
 /// microsecond, since it waits for all of a thread's writes; cluster_arrive and cluster_wait do not.
 __device__ __forceinline__ void cluster_sync() {
@@ -23,6 +34,12 @@ __device__ __forceinline__ void cluster_sync() {
       "barrier.cluster.wait.acquire;" ::
           : "memory");
 }
+
+/// The two halves of the barrier of all threads of the cluster; it orders nothing but them.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 /// Orders what this thread did before what it does after, for all of the cluster.
 __device__ __forceinline__ void cluster_fence() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }

@@ -72,11 +72,6 @@ __device__ __forceinline__ uint2 load_shared_volatile_pair(std::uint32_t address
   return words;
 }
 
-/// Stores a word that, to the block, tells of all that this thread did before.
-__device__ __forceinline__ void store_shared_release(std::uint32_t address, std::int32_t value) {
-  asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
 /// Stores a word that, to the device, tells of all that this thread has done and seen done before.
 __device__ __forceinline__ void store_release(std::uint32_t* address, std::uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
@@ -88,16 +83,9 @@ __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* addre
   return value;
 }
 
-/// What was loaded before is older than what is loaded behind it, for all of the block.
-__device__ __forceinline__ void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
-
 /// Starts a copy of 16 bytes to shared memory; zeros, and the source unread, where it is not `real`.
 __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
-}
-/// The same with four bytes.
-__device__ __forceinline__ void copy_word_async(std::uint32_t to, const void* from, bool real) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(real ? 4 : 0) : "memory");
 }
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
