@@ -49,15 +49,13 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
   bool untold = false;
   for (std::int32_t item = stretch.first_item(); item != kNone; item = stretch.item_after(item)) {
     if (untold) {  // before waiting to be told: else teams with no item between would tell one after the other
-      const Seat seat = seat_of(p, work, shared);
-      tell(running_sums(exchange, seat.team, splits, seat.rank));
+      const Seat own = seat_of(p, work, shared);
+      tell(running_sums(exchange, own.team, splits, own.rank));
       untold = false;
     }
     Attention attention;
-    if (stretch.first_tile(item) > 0) {
-      const Seat seat = seat_of(p, work, shared);
-      take_over(running_sums(exchange, seat.team - 1, splits, seat.rank), attention);
-    }
+    const Seat seat = seat_of(p, work, shared);
+    take_over(stretch.first_tile(item) > 0, running_sums(exchange, seat.team - 1, splits, seat.rank), attention);
     ptx::wait_copies();
     ptx::fence_proxy_async();
     meet_aligned(kConsumersBarrier, kConsumers);
@@ -78,8 +76,8 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
     float sums[2];
     if (!stretch.ends(item)) {
       meet_aligned(kConsumersBarrier, kConsumers);  // nobody reads the query any more
-      const Seat seat = seat_of(p, work, shared);
-      hand_over(attention, running_sums(exchange, seat.team, splits, seat.rank));
+      const Seat own = seat_of(p, work, shared);
+      hand_over(attention, running_sums(exchange, own.team, splits, own.rank));
       untold = true;
       load_next();
     } else if (splits == 1) {

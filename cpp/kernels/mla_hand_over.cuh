@@ -36,11 +36,10 @@ __device__ __forceinline__ void hand_over(const Attention& attention, RunningSum
   const std::uint32_t thread = threadIdx.x;
 #pragma unroll
   for (int i = 0; i < kOutputs; i += 4) {
-    ptx::store(&sums.out[i / 4][thread], make_uint4(bits_of(attention.out[i]), bits_of(attention.out[i + 1]),
-                                                    bits_of(attention.out[i + 2]), bits_of(attention.out[i + 3])));
+    ptx::store(&sums.out[i / 4][thread], attention.out[i], attention.out[i + 1], attention.out[i + 2],
+               attention.out[i + 3]);
   }
-  ptx::store(&sums.heads[thread], make_uint4(bits_of(attention.reference[0]), bits_of(attention.reference[1]),
-                                             bits_of(attention.sum[0]), bits_of(attention.sum[1])));
+  ptx::store(&sums.heads[thread], attention.reference[0], attention.reference[1], attention.sum[0], attention.sum[1]);
 }
 
 /// Waits until they are there, so it comes when they may be.
@@ -51,10 +50,11 @@ __device__ __forceinline__ void tell(RunningSums& sums) {
   }
 }
 
-/// Waits for it.
-__device__ __forceinline__ void take_over(RunningSums& sums, Attention& attention) {
+/// Waits for it, and loads what there is; where an item begins here, `begun` is false, and nothing changes. A branch
+/// around the loads instead would cost moves of registers in every tile.
+__device__ __forceinline__ void take_over(bool begun, RunningSums& sums, Attention& attention) {
   const std::uint32_t thread = threadIdx.x;
-  if (lane_index() == 0) {
+  if (begun && lane_index() == 0) {
     while (ptx::load_acquire(&sums.told[thread / kWarp].x) == 0U) {
     }
     sums.told[thread / kWarp].x = 0U;  // for the next launch
@@ -62,17 +62,11 @@ __device__ __forceinline__ void take_over(RunningSums& sums, Attention& attentio
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kOutputs; i += 4) {
-    const uint4 four = ptx::load(&sums.out[i / 4][thread]);
-    attention.out[i] = float_of(four.x);
-    attention.out[i + 1] = float_of(four.y);
-    attention.out[i + 2] = float_of(four.z);
-    attention.out[i + 3] = float_of(four.w);
+    ptx::load_if(begun, &sums.out[i / 4][thread], attention.out[i], attention.out[i + 1], attention.out[i + 2],
+                 attention.out[i + 3]);
   }
-  const uint4 heads = ptx::load(&sums.heads[thread]);
-  attention.reference[0] = float_of(heads.x);
-  attention.reference[1] = float_of(heads.y);
-  attention.sum[0] = float_of(heads.z);
-  attention.sum[1] = float_of(heads.w);
+  ptx::load_if(begun, &sums.heads[thread], attention.reference[0], attention.reference[1], attention.sum[0],
+               attention.sum[1]);
 }
 
 }  // namespace echo::mla

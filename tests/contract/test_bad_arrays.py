@@ -50,15 +50,18 @@ OPTIONAL = {("append", "index_key"), ("recall", "selection")}
 
 
 def tried_in_a_step(make_rig, verb: str, bad_calls, shape: echo.ModelShape | None = None) -> None:
-    """Runs `bad_calls(pass, layer)` before the verb in a step of two sessions; all else must be as without it."""
-    shape = shape or small_shape()
-    clean = make_rig(shape)
-    rig = make_rig(shape, model=clean.model.to(clean.model.device))
+    """Runs `bad_calls(pass, layer)` before the verb in a step of two sessions; all else must be as without it.
+
+    Of the small model it is also what the oracle says. Kernels for Hopper round queries to bf16, which it does not.
+    """
+    exact = shape is None
+    clean = make_rig(shape or small_shape())
+    rig = make_rig(shape or small_shape(), model=clean.model.to(clean.model.device))
     pairs = []
     for each in (clean, rig):
         own = [each.open(64) for _ in range(ROWS)]
         for pair in own:
-            each.prefill(pair, list(range(20)))
+            each.prefill(pair, list(range(20)), verify=exact)
         pairs.append(own)
     tried = []
 
@@ -68,10 +71,10 @@ def tried_in_a_step(make_rig, verb: str, bad_calls, shape: echo.ModelShape | Non
             tried.append(stage)
 
     rig.model.on_stage = on_stage
-    given = rig.step([(pair, 9) for pair in pairs[1]])
+    given = rig.step([(pair, 9) for pair in pairs[1]], verify=exact)
     assert tried, "the bad calls were never made"
-    assert_same_bits(given, clean.step([(pair, 9) for pair in pairs[0]]))
-    rig.check()
+    assert_same_bits(given, clean.step([(pair, 9) for pair in pairs[0]], verify=exact))
+    rig.check(mirrors=exact, thresholds=exact)
 
 
 @pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, names in ARGUMENTS.items() for name in names])

@@ -35,6 +35,18 @@ __device__ __forceinline__ void load_if(bool there, const void* address, uint4& 
       : "memory");
 }
 
+__device__ __forceinline__ void load_if(bool there, const void* address, float& x, float& y, float& z, float& w) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+f"(x), "+f"(y), "+f"(z), "+f"(w)
+      : "l"(address), "r"(there ? 1 : 0)
+      : "memory");
+}
+
 /// A word likewise.
 __device__ __forceinline__ std::int32_t load_word(const void* address) {
   std::int32_t value = 0;
@@ -43,10 +55,8 @@ __device__ __forceinline__ std::int32_t load_word(const void* address) {
 }
 
 /// 16 bytes to global memory.
-__device__ __forceinline__ void store(void* address, const uint4& value) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x), "r"(value.y), "r"(value.z),
-               "r"(value.w)
-               : "memory");
+__device__ __forceinline__ void store(void* address, float x, float y, float z, float w) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& value) {
