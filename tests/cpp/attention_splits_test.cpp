@@ -11,11 +11,11 @@ TEST(AttentionSplits, SuitTheLargestStep) {
   const ModelShape shape = ModelShape::deepseek_v32();  // two groups of 64 heads
   EXPECT_EQ(chosen_attention_splits(shape, 1), 16);
   EXPECT_EQ(chosen_attention_splits(shape, 4), 16);  // 8 teams of 16
-  EXPECT_EQ(chosen_attention_splits(shape, 6), 11);  // of three halves of a tile, as 13 would have
+  EXPECT_EQ(chosen_attention_splits(shape, 6), 8);   // four halves of a tile; 11 splits of three would take 132 blocks
   EXPECT_EQ(chosen_attention_splits(shape, 8), 8);
-  EXPECT_EQ(chosen_attention_splits(shape, 13), 5);  // 26 teams, with seven halves, not eight
+  EXPECT_EQ(chosen_attention_splits(shape, 13), 4);  // 5 would take 130 blocks
   EXPECT_EQ(chosen_attention_splits(shape, 32), 2);  // 64 teams
-  EXPECT_EQ(chosen_attention_splits(shape, 40), 2);  // 66 teams have a little more than one item each
+  EXPECT_EQ(chosen_attention_splits(shape, 40), 2);  // 64 teams have a little more than one item each
   EXPECT_EQ(chosen_attention_splits(shape, 64), 1);  // 128 blocks
   EXPECT_EQ(chosen_attention_splits(shape, 1000), 1);
 }
