@@ -27,8 +27,8 @@ class Layers {
   const LayerView* device_views() const { return device_views_.data<LayerView>(); }
 
   std::vector<LayerCounters> counters() const;
-  /// Free slots of each layer; StateError if the layers differ.
-  std::int32_t free_slots() const;
+  /// Of all layers together. Each may have others: of a session that is released some rows may have been evicted.
+  std::int64_t free_slots() const;
 
  private:
   struct LayerBuffers {

@@ -181,13 +181,13 @@ void RecallCase::make_resident(std::int32_t first, std::int32_t end, std::int64_
 }
 
 void RecallCase::fill_pools() {
-  for (std::int32_t free = layers_.free_slots(); free > 0;) {
-    const std::int64_t rows = std::min<std::int64_t>(free, layer_entries_);
+  for (std::int64_t free = layers_.free_slots(); free > 0;) {
+    const std::int64_t rows = std::min(free / kLayers, layer_entries_);
     make_resident(0, control_.sessions(), rows);
     backend_->synchronize();
-    const std::int32_t left = layers_.free_slots();
-    if (left != free - rows) {
-      throw StateError("filling the pools: " + std::to_string(rows) + " rows were selected, " +
+    const std::int64_t left = layers_.free_slots();
+    if (left != free - kLayers * rows) {
+      throw StateError("filling the pools: " + std::to_string(rows) + " rows were selected per layer, " +
                        std::to_string(free - left) + " of " + std::to_string(free) + " free slots were taken");
     }
     free = left;

@@ -32,16 +32,15 @@ void RecallCase::check_pools() {
                context());
   Findings findings{};
   backend_->copy_to_host(&findings, buffer.data(), sizeof findings);
-  const std::int32_t free = layers_.free_slots();
-  const auto expected =
-      static_cast<unsigned long long>(kLayers) * static_cast<unsigned long long>(sizes_.pool_slots - free);
+  const std::int64_t free = layers_.free_slots();
+  const auto expected = static_cast<unsigned long long>(std::int64_t{kLayers} * sizes_.pool_slots - free);
   const bool full = free == 0 || last_ == Kind::released;
   if (findings.wrong_entries + findings.wrong_maps + findings.wrong_rows != 0 || findings.resident != expected ||
       !full) {
     throw StateError("verify: " + std::to_string(findings.wrong_entries) + " wrong entries, " +
                      std::to_string(findings.wrong_maps) + " wrong maps, " + std::to_string(findings.wrong_rows) +
                      " slots with wrong bytes; " + std::to_string(findings.resident) + " resident rows, expected " +
-                     std::to_string(expected) + " with " + std::to_string(free) + " free slots per layer");
+                     std::to_string(expected) + " with " + std::to_string(free) + " free slots");
   }
 }
 

@@ -24,8 +24,8 @@ class StepCase {
   StepCase(const EchoStepCase& sizes, HostRows& host);
   ~StepCase();
 
-  /// Prepares and runs the graph of a part of the step once. Throws StateError if the calls did not have exactly the
-  /// misses that they should have.
+  /// Prepares and runs the graph of a part of the step once. Throws StateError if the calls did not have the misses
+  /// that they should have; some more there may be, one for each row that got a slot before anything was selected.
   EchoStepResult replay(const EchoStepReplay& what);
 
   /// Right after a replay of a whole step or of one up to recall: looks at selections, maps and bytes, and compares
