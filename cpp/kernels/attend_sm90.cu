@@ -6,9 +6,9 @@
 // of its next item arrive. Where there are more items than teams, all tiles are dealt out in equal parts, and an item
 // that two teams have is handed over as it is (mla_stretch.hpp, mla_hand_over.cuh). Splits are places of the selection:
 // bits depend neither on the batch nor on how many teams there are.
-// Cost, FP8 rows on an H200: a tile takes 8,400 cycles, the gathering warpgroups and the chain of logits, softmax and
-// outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes 8,600 more to
-// leave its sums, tell and combine. docs/design.md has the parts.
+// Cost, FP8 rows on an H200: a tile takes 8,400 to 10,200 cycles, the gathering warpgroups and the chain of logits,
+// softmax and outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes
+// 8,600 more to leave its sums, tell and combine. docs/design.md has the parts.
 // 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16 rows), 217 KB of shared memory: one block per
 // multiprocessor.
 //
