@@ -186,7 +186,7 @@ void RecallCase::fill_pools() {
     make_resident(0, control_.sessions(), rows);
     backend_->synchronize();
     const std::int64_t left = layers_.free_slots();
-    if (left != free - kLayers * rows) {
+    if (rows == 0 || left != free - kLayers * rows) {  // 0: some layers have free slots, others have none
       throw StateError("filling the pools: " + std::to_string(rows) + " rows were selected per layer, " +
                        std::to_string(free - left) + " of " + std::to_string(free) + " free slots were taken");
     }
