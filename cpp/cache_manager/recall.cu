@@ -35,8 +35,8 @@ constexpr int kThreads = 512;
 constexpr int kAllWarps = kThreads / kWarp;
 constexpr int kLookers = kThreads - kClaimers;
 constexpr int kLookWarps = kLookers / kWarp;
-constexpr int kBlocksPerSm = 2;  ///< that run together
-constexpr std::int32_t kLeastLanes = 2;
+constexpr int kBlocksPerSm = 2;          ///< that run together
+constexpr std::int32_t kLeastLanes = 4;  ///< a single session leaves attention multiprocessors of its own
 constexpr int kMostPerThread = 8;
 constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
 /// Warps that write a new row, as far as rows are few: a single one takes 6 us for an FP8 row.
