@@ -169,7 +169,7 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
   }
 
   EarlyShared& early_rows = shared.early[warp_index()];
-  const EntryMasks early = settled(choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows), seen);
+  const EntryMasks early = settled(choose_early(p.layer, entries, seen, queue, kLookWarps, lanes, early_rows), seen);
   const RowList list{early_rows.rows, early_rows.slots, early.count()};
   RowGroup group(p.layer, list, 0, list.count);
   group.load(0);
