@@ -40,11 +40,10 @@ __device__ __forceinline__ std::int32_t request_slot(const std::int32_t* slots, 
 template <RowFormat kFormat>
 class Gather;
 
-inline constexpr std::uint32_t kFp8Scales = kLatent;              ///< offset of the scales in a row
-inline constexpr std::uint32_t kFp8Scaled = kLatent / kFp8Group;  ///< how many
+inline constexpr std::uint32_t kFp8Scales = kLatent;  ///< offset of the scales in a row
 
-/// Zeros: what stands for the rope part and the scales of entries without a row.
-__device__ const uint4 kNothing[kRope * 2 / sizeof(uint4)] = {};
+/// What is read of rows where there are none: zeros.
+__device__ const uint4 kNothing[kLatent / sizeof(uint4)] = {};
 
 __device__ __forceinline__ std::uint32_t fp8_scale(const std::byte* row, std::uint32_t group) {
   return *reinterpret_cast<const std::uint32_t*>(row + kFp8Scales + group * 4);
@@ -93,8 +92,7 @@ class Gather<RowFormat::fp8_656> {
   __device__ __forceinline__ explicit Gather(const std::byte* pool) : pool_(pool) {}
 
   /// Starts the loads of a half of the tile whose slots the lanes have. The latents of an entry without a row are those
-  /// of the pool's first row, whatever they are, times a scale of 0: one address for all takes fewer instructions than
-  /// a choice.
+  /// of another of the warp's, times a scale of 0: one base for all takes fewer instructions than a choice for each.
   __device__ __forceinline__ void start(std::int32_t slots, std::uint32_t half) {
     const std::uint32_t lane = gatherer() % kWarp;
     const std::int32_t own = slot_of(slots, half, lane % kWarpEntries);
@@ -103,10 +101,12 @@ class Gather<RowFormat::fp8_656> {
     for (std::uint32_t i = 0; i < kRopeLoads; ++i) {
       rope_[i] = ptx::load(part(slot_of(own, 0, 4 * i + lane / 8), kFp8Scales + 16) + lane % 8 * 16);
     }
-    const std::int32_t rows = max(own, 0);
+    const std::int32_t some = __reduce_max_sync(kAllLanes, own);
+    const std::int32_t rows = own == kNone ? max(some, 0) : own;
+    const std::byte* latents = (some == kNone ? reinterpret_cast<const std::byte*>(kNothing) : pool_) + lane * 16;
 #pragma unroll
     for (std::uint32_t i = 0; i < kWarpEntries; ++i) {
-      codes_[i] = ptx::load(row_address(pool_ + lane * 16, slot_of(rows, 0, i), kFp8RowBytes));
+      codes_[i] = ptx::load(row_address(latents, slot_of(rows, 0, i), kFp8RowBytes));
     }
   }
 
