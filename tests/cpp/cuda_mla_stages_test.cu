@@ -85,7 +85,7 @@ TEST_P(CudaMlaStages, EntriesWithoutARowReadAsZeros) {
 }
 
 TEST_P(CudaMlaStages, AnyCodeAndAnyScale) {
-  const Case input(GetParam(), 1, 4, true);  // NaN codes, scales from 2^-20 to 2^19
+  const Case input(GetParam(), 1, 4, true);  // NaN codes, scales that are no powers of two, or none at all
   expect_rows(input, run(Stage::rows, input));
 }
 
