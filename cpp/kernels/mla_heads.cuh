@@ -95,8 +95,8 @@ __device__ __forceinline__ void prefetch_query(const AttendParams& p, std::int64
 
 /// Starts Q K^T of one half; one committed group.
 __device__ __forceinline__ void start_logits(const Shared& shared, std::uint32_t half, float (&logits)[kLogits]) {
-  const std::uint64_t query = ptx::k_major(ptx::shared_address(shared.query));
-  const std::uint64_t rows = ptx::k_major(ptx::shared_address(shared.rows[half]));
+  const std::uint64_t query = ptx::worked_out_here(ptx::k_major(ptx::shared_address(shared.query)));
+  const std::uint64_t rows = ptx::worked_out_here(ptx::k_major(ptx::shared_address(shared.rows[half])));
   ptx::pin(logits);
   ptx::wgmma_fence();
 #pragma unroll
@@ -187,7 +187,8 @@ struct Weights {
 
 /// V of a half for the columns of a warpgroup.
 __device__ __forceinline__ std::uint64_t values_of(const Shared& shared, std::uint32_t half, std::uint32_t group) {
-  return ptx::mn_major(ptx::shared_address(shared.rows[half]) + group * (kColumns / 64) * kAtomBytes, kAtomBytes);
+  const std::uint32_t columns = ptx::shared_address(shared.rows[half]) + group * (kColumns / 64) * kAtomBytes;
+  return ptx::worked_out_here(ptx::mn_major(columns, kAtomBytes));
 }
 /// Starts out += weights V for a warpgroup's columns; one committed group.
 __device__ __forceinline__ void add_rows(const Weights& weights, std::uint64_t rows, float (&out)[kOutputs]) {
