@@ -6,6 +6,8 @@
 //   one     logits 0, softmax 0 | outputs += half 0 |                       | outputs += half 1
 //   other                       | outputs += half 0 | logits 1, softmax 1   | outputs += half 1
 //
+// The halves are a loop, 12.5 KB of code: with twice as much, a layer of 8 sessions took 1.3 us longer.
+//
 // References pass from half to half, so both warpgroups have the same. What a warpgroup does depends on nothing that
 // its warps could see differently: all four have to start the same products.
 
