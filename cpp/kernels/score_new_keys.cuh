@@ -16,6 +16,12 @@ namespace echo {
 
 inline constexpr int kKeysAtOnce = 4;
 
+/// Byte of the scale of a key of a block as the copy engine lays it down: two rows behind the keys, swizzled like them.
+__device__ inline std::uint32_t scale_byte(std::int32_t token) {
+  const auto byte = static_cast<std::uint32_t>(token) * static_cast<std::uint32_t>(sizeof(float));
+  return ptx::swizzled(kTokensPerBlock + byte / kMapRowBytes, byte % kMapRowBytes);
+}
+
 /// The lane's four elements of a new key.
 struct NewKeyPart {
   float values[4];
@@ -27,24 +33,85 @@ struct NewKeyPart {
       values[i] = load_float(p.index_key, p.index_key_dtype, first + i);
     }
   }
-  /// By all lanes: the key, to its place in the index cache.
-  __device__ void store(const ScoreParams& p, std::int32_t host_row) const {
+  /// By all lanes: the key's codes, of the lane's elements, and its scale.
+  __device__ void store(std::uint32_t* codes, float* scale_at) const {
     float amax = 0.0F;
 #pragma unroll
     for (const float value : values) {
       amax = amax_with(amax, value);
     }
     const float scale = power_of_two_scale(warp_max(amax));
-    std::byte* block = row_address(p.layer.index_keys, host_row / kTokensPerBlock, p.layer.index_block_bytes);
-    const std::int32_t in_block = host_row % kTokensPerBlock;
-    reinterpret_cast<std::uint32_t*>(index_key_address(block, in_block, kQueryDim))[lane_index()] =
-        pack_e4m3(scaled_down(values[0], scale), scaled_down(values[1], scale), scaled_down(values[2], scale),
-                  scaled_down(values[3], scale));
+    codes[lane_index()] = pack_e4m3(scaled_down(values[0], scale), scaled_down(values[1], scale),
+                                    scaled_down(values[2], scale), scaled_down(values[3], scale));
     if (lane_index() == 0) {
-      *reinterpret_cast<float*>(index_scale_address(block, in_block, kQueryDim)) = scale;
+      *scale_at = scale;
     }
   }
+  /// To its place in the index cache.
+  __device__ void store(const ScoreParams& p, std::int32_t host_row) const {
+    std::byte* block = row_address(p.layer.index_keys, host_row / kTokensPerBlock, p.layer.index_block_bytes);
+    const std::int32_t in_block = host_row % kTokensPerBlock;
+    store(reinterpret_cast<std::uint32_t*>(index_key_address(block, in_block, kQueryDim)),
+          reinterpret_cast<float*>(index_scale_address(block, in_block, kQueryDim)));
+  }
 };
+
+/// Keeps the first new keys of a thread block's runs in shared memory, before it is known where they go. `maker` is at
+/// the first run.
+__device__ inline void keep_new_keys(const ScoreParams& p, RunMaker maker, const ScoreStages& shared,
+                                     const KernelErrorView& errors) {
+  std::int32_t row = kNone;  // lane i has the i-th
+  std::int32_t rows = 0;
+#pragma unroll 1
+  for (bool more = true; more && rows < kKeptKeys; more = maker.next()) {
+    const Run& run = maker.run();
+    const std::int32_t place = lane_index() - run.new_first;
+    if (place >= 0 && place < run.new_count && lane_index() < kKeptKeys) {
+      row = run.rows.last - run.new_count + place;
+    }
+    rows = min(run.new_first + run.new_count, kKeptKeys);
+  }
+#pragma unroll 1
+  for (std::int32_t first = 0; first < rows; first += kKeysAtOnce) {
+    NewKeyPart parts[kKeysAtOnce];
+#pragma unroll
+    for (int i = 0; i < kKeysAtOnce; ++i) {
+      parts[i].load(p, __shfl_sync(kAllLanes, row, min(first + i, rows - 1)));
+    }
+#pragma unroll
+    for (int i = 0; i < kKeysAtOnce; ++i) {
+      KeptKey& kept = shared.kept_key(min(first + i, rows - 1));
+      parts[i].store(kept.codes, &kept.scale);
+    }
+  }
+  if (row != kNone) {
+    shared.kept_key(lane_index()).position = position_of(p.step, row, errors);
+  }
+  __syncwarp();
+  if (lane_index() == 0) {
+    shared.keys_kept().arrive();
+  }
+}
+
+/// By a warpgroup: puts kept keys into the block in a stage, which was fetched without them.
+__device__ inline void put_kept_keys(const ScoreStages& shared, const StageWork& work, std::byte* keys, int warp) {
+  shared.keys_kept().wait(0);
+#pragma unroll 1
+  for (std::int32_t i = warp % kGroupWarps; i < work.new_count; i += kGroupWarps) {
+    const KeptKey& key = shared.kept_key(work.new_first + i);
+    const std::int32_t token = key.position - work.token;
+    if (key.position != kNone && token >= 0 && token < kTokensPerBlock) {
+      const auto lane = static_cast<std::uint32_t>(lane_index());
+      *reinterpret_cast<std::uint32_t*>(keys + ptx::swizzled(static_cast<std::uint32_t>(token), lane * 4)) =
+          key.codes[lane];
+      if (lane == 0) {
+        *reinterpret_cast<float*>(keys + scale_byte(token)) = key.scale;
+      }
+    }
+  }
+  ptx::fence_proxy_async();
+  meet(kKeysPut + warp / kGroupWarps, kGroupWarps * kWarp);
+}
 
 /// Writes the keys of the lanes' rows, whose tokens go to these host rows; kNone: a lane has none.
 __device__ inline void append_keys(const ScoreParams& p, std::int32_t row, std::int32_t host_row) {

@@ -12,13 +12,13 @@
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/prediction.hpp"
+#include "kernels/score_runs.cuh"
 #include "kernels/score_stages.cuh"
 
 namespace echo {
 
 inline constexpr int kMostRows = kMostColumns / 32;  ///< of a group
 inline constexpr int kRingPlaces = 32;
-inline constexpr int kWarpTokens = kTokensPerBlock / kGroupWarps;  ///< of a key block, consecutive, are a warp's
 
 /// A token that is worth fetching.
 struct alignas(8) WantedToken {
@@ -85,15 +85,16 @@ __device__ inline void show(std::int32_t& word, std::int32_t value) {
   ptx::store_shared(ptx::shared_address(&word), static_cast<std::uint32_t>(value));
 }
 
-/// Finds the bounds of a group's rows, a lane each, and puts them down for select, too. By a warp. `lists`: tokens
-/// worth fetching are asked for.
-__device__ inline void load_bounds(const ScoreParams& p, const GroupRows& rows, bool lists, SiftBounds* bounds,
+/// Finds the bounds of a run's rows, a lane each, and puts them down for select, too, with the number of scores that
+/// will be compared with them. By a warp. `lists`: tokens worth fetching are asked for.
+__device__ inline void load_bounds(const ScoreParams& p, const Run& run, bool lists, SiftBounds* bounds,
                                    const KernelErrorView& errors) {
-  const std::int32_t row = rows.first + lane_index();
-  if (row < rows.last) {
+  const std::int32_t row = run.rows.first + lane_index();
+  if (row < run.rows.last) {
     const std::int32_t session = p.step.session[row];
+    const std::int32_t length = length_of(p, row, errors);
     SiftBounds own{float_of(kFloatNan), float_of(kFloatNan)};
-    if (session >= 0 && length_of(p, row, errors) > p.shape.top_k) {
+    if (session >= 0 && length > p.shape.top_k) {
       const std::int64_t place = session * p.sift.predicted_stride;
       own = sift_bounds(p.sift.thresholds[place], p.sift.deviations[place]);
     }
@@ -101,6 +102,7 @@ __device__ inline void load_bounds(const ScoreParams& p, const GroupRows& rows, 
     if (own.candidates == own.candidates) {
       RowSift& sift = p.sift.rows[row - p.block.first];
       *reinterpret_cast<uint2*>(&sift.candidates) = make_uint2(ordered_key(own.candidates), ordered_key(own.prefetch));
+      atomicAdd(&sift.compared, run.tokens_of(length));
     }
   }
   __syncwarp();
@@ -121,13 +123,8 @@ class LaneSift {
 
   /// Goes to a group.
   __device__ void enter(const GroupQueries& queries, std::int32_t group) {
-    leave();
     bounds_ = memory_.bounds[group % kBuffers];
     first_row_ = queries.rows[0];
-    length_ = 0;
-    if (lane_index() < queries.rows[1] && bounds_[lane_index()].candidates == bounds_[lane_index()].candidates) {
-      length_ = queries.lengths[lane_index()];
-    }
     if (kOne) {
       set(0);
     }
@@ -149,19 +146,14 @@ class LaneSift {
     }
   }
   /// When all rows of a key block have been looked at.
-  __device__ void end_block(std::int32_t token) {
-    const std::int32_t first = token + warp_ % kGroupWarps * kWarpTokens;
-    compared_ += min(max(length_ - first, 0), kWarpTokens);
+  __device__ void end_block() {
     ++finished_;
     if (p_.sift.prefetch_cap > 0.0F && warp_ % kGroupWarps == 0 && lane_index() == 0) {
       show(memory_.finished[warp_ / kGroupWarps], finished_);
     }
   }
   /// When the share is done.
-  __device__ void finish() {
-    leave();
-    list_pending<kPlaces / kWarp>();
-  }
+  __device__ void finish() { list_pending<kPlaces / kWarp>(); }
 
  private:
   /// Within the group.
@@ -197,12 +189,6 @@ class LaneSift {
   /// Lists what is pending, so many of a lane at once.
   template <int kTogether>
   __device__ void list_pending();
-  __device__ void leave() {
-    if (compared_ != 0) {
-      atomicAdd(&p_.sift.rows[first_row_ + lane_index()].compared, compared_);
-      compared_ = 0;
-    }
-  }
 
   const ScoreParams& p_;
   SiftMemory& memory_;
@@ -213,8 +199,6 @@ class LaneSift {
   std::int32_t count_ = 0;              ///< pending
   std::int32_t put_ = 0;                ///< in the ring
   std::int32_t finished_ = 0;           ///< key blocks
-  std::int32_t length_ = 0;             ///< of the lane's row, 0 if it is not sifted
-  std::int32_t compared_ = 0;           ///< scores of that row
   float from_[kPairs] = {};
 };
 

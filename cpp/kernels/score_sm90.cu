@@ -79,16 +79,20 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       return;
     }
     if (warp == kFetcher) {
-      fetch_keys(keys, p, maker, shared, errors);  // on their way while queries are loaded
+      // On their way while queries are loaded.
+      fetch_keys<kKeepsKeys<kHeads, kColumns>>(keys, p, maker, shared, errors);
       if (kSift) {
         show(sift_memory(shared).fetched, 1);
       }
     } else if (warp > kFetcher) {
       if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
+        if constexpr (kKeepsKeys<kHeads, kColumns>) {
+          keep_new_keys(p, maker, shared, errors);
+        }
         append_new_keys(p, maker, shared, errors);
       }
       if (kSift && warp == kFetcher + 1) {
-        load_bounds(p, maker.run().rows, maker.prefetches(), sift_memory(shared).bounds[0], errors);
+        load_bounds(p, maker.run(), maker.prefetches(), sift_memory(shared).bounds[0], errors);
         announce(kStart, (kMultiplierWarps + 1) * kWarp);
       }
       if (kSift && warp == kFetcher + kLoaderWarps) {
