@@ -147,7 +147,7 @@ __device__ void load_next_queries(const ScoreParams& p, RunMaker& maker, const S
         shared.queries_empty[buffer].wait((static_cast<std::uint32_t>(run.queries / kBuffers) - 1U) & 1U);
       }
     };
-    load_queries_of<kHeads>(p, run.rows, run.queries, warp, loaders(kSift), shared, errors, wait_for_buffer);
+    load_queries_of<kHeads>(p, run.rows, run.queries, warp, kQueryLoaders, shared, errors, wait_for_buffer);
     if (kSift && warp == 0) {
       load_bounds(p, run, maker.prefetches(), sift_memory(shared).bounds[buffer], errors);
     }

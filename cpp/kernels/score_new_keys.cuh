@@ -22,6 +22,29 @@ __device__ inline std::uint32_t scale_byte(std::int32_t token) {
   return ptx::swizzled(kTokensPerBlock + byte / kMapRowBytes, byte % kMapRowBytes);
 }
 
+/// Has the first rows' new keys brought near before it is known which of them are the thread block's. By a warp.
+__device__ inline void prefetch_new_keys(const ScoreParams& p) {
+  constexpr std::int64_t kLine = 128;
+  constexpr std::int64_t kMost = 4 * kWarp * kLine;
+  const std::int64_t bytes = std::int64_t{p.block.count} * kQueryDim * (p.index_key_dtype == DType::f32 ? 4 : 2);
+#pragma unroll 1
+  for (std::int64_t at = lane_index() * kLine; at < min(bytes, kMost); at += kWarp * kLine) {
+    ptx::prefetch(static_cast<const std::byte*>(p.index_key) + at);
+  }
+}
+
+/// Where a token's key lies in the index cache.
+struct KeyPlace {
+  std::uint32_t* codes;
+  float* scale;
+
+  __device__ KeyPlace(const ScoreParams& p, std::int32_t host_row) {
+    std::byte* block = row_address(p.layer.index_keys, host_row / kTokensPerBlock, p.layer.index_block_bytes);
+    codes = reinterpret_cast<std::uint32_t*>(index_key_address(block, host_row % kTokensPerBlock, kQueryDim));
+    scale = reinterpret_cast<float*>(index_scale_address(block, host_row % kTokensPerBlock, kQueryDim));
+  }
+};
+
 /// The lane's four elements of a new key.
 struct NewKeyPart {
   float values[4];
@@ -47,49 +70,54 @@ struct NewKeyPart {
       *scale_at = scale;
     }
   }
-  /// To its place in the index cache.
-  __device__ void store(const ScoreParams& p, std::int32_t host_row) const {
-    std::byte* block = row_address(p.layer.index_keys, host_row / kTokensPerBlock, p.layer.index_block_bytes);
-    const std::int32_t in_block = host_row % kTokensPerBlock;
-    store(reinterpret_cast<std::uint32_t*>(index_key_address(block, in_block, kQueryDim)),
-          reinterpret_cast<float*>(index_scale_address(block, in_block, kQueryDim)));
-  }
 };
 
-/// Keeps the first new keys of a thread block's runs in shared memory, before it is known where they go. `maker` is at
-/// the first run.
+/// Keeps the first new keys of a thread block's runs in shared memory, for the warpgroups, and then writes them to the
+/// index cache, too. `maker` is at the first run.
 __device__ inline void keep_new_keys(const ScoreParams& p, RunMaker maker, const ScoreStages& shared,
                                      const KernelErrorView& errors) {
   std::int32_t row = kNone;  // lane i has the i-th
+  Run run = maker.run();     // of the lane's row
   std::int32_t rows = 0;
 #pragma unroll 1
   for (bool more = true; more && rows < kKeptKeys; more = maker.next()) {
-    const Run& run = maker.run();
-    const std::int32_t place = lane_index() - run.new_first;
-    if (place >= 0 && place < run.new_count && lane_index() < kKeptKeys) {
-      row = run.rows.last - run.new_count + place;
+    const Run& now = maker.run();
+    rows = min(now.new_first + now.new_count, kKeptKeys);
+    if (lane_index() >= now.new_first && lane_index() < rows) {
+      row = now.rows.last - now.new_count + lane_index() - now.new_first;
+      run = now;
     }
-    rows = min(run.new_first + run.new_count, kKeptKeys);
   }
+  const std::int32_t position = row != kNone ? position_of(p.step, row, errors) : kNone;
 #pragma unroll 1
-  for (std::int32_t first = 0; first < rows; first += kKeysAtOnce) {
-    NewKeyPart parts[kKeysAtOnce];
-#pragma unroll
-    for (int i = 0; i < kKeysAtOnce; ++i) {
-      parts[i].load(p, __shfl_sync(kAllLanes, row, min(first + i, rows - 1)));
-    }
-#pragma unroll
-    for (int i = 0; i < kKeysAtOnce; ++i) {
-      KeptKey& kept = shared.kept_key(min(first + i, rows - 1));
-      parts[i].store(kept.codes, &kept.scale);
-    }
+  for (std::int32_t i = 0; i < rows; ++i) {
+    KeptKey& kept = shared.kept_key(i);
+    NewKeyPart part;
+    part.load(p, __shfl_sync(kAllLanes, row, i));
+    part.store(kept.codes, &kept.scale);
   }
   if (row != kNone) {
-    shared.kept_key(lane_index()).position = position_of(p.step, row, errors);
+    shared.kept_key(lane_index()).position = position;
   }
   __syncwarp();
   if (lane_index() == 0) {
     shared.keys_kept().arrive();
+  }
+  std::int32_t host_row = kNone;
+  if (position != kNone && run.has(position / kTokensPerBlock)) {
+    host_row = host_row_of(p.layer, p.step, row, position, errors);
+  }
+#pragma unroll 1
+  for (std::int32_t i = 0; i < rows; ++i) {
+    const std::int32_t target = __shfl_sync(kAllLanes, host_row, i);
+    if (target != kNone) {
+      const KeptKey& kept = shared.kept_key(i);
+      const KeyPlace place(p, target);
+      place.codes[lane_index()] = kept.codes[lane_index()];
+      if (lane_index() == 0) {
+        *place.scale = kept.scale;
+      }
+    }
   }
 }
 
@@ -131,15 +159,18 @@ __device__ inline void append_keys(const ScoreParams& p, std::int32_t row, std::
 #pragma unroll
     for (int i = 0; i < kKeysAtOnce; ++i) {
       if (targets[i] != kNone) {
-        parts[i].store(p, targets[i]);
+        const KeyPlace place(p, targets[i]);
+        parts[i].store(place.codes, place.scale);
       }
     }
   }
 }
 
-/// Writes all new keys in a thread block's key blocks, and tells the fetching warp. `maker` is at the first run.
-__device__ inline void append_new_keys(const ScoreParams& p, RunMaker maker, const ScoreStages& shared,
-                                       const KernelErrorView& errors) {
+/// Writes all new keys in a thread block's key blocks but the first `kept` ones, and tells the fetching warp. `maker`
+/// is at the first run.
+__device__ inline void append_new_keys(const ScoreParams& p, RunMaker maker, std::int32_t kept,
+                                       const ScoreStages& shared, const KernelErrorView& errors) {
+  bool any = false;
   std::int32_t rows = 0;  // that lanes have
   std::int32_t row = kNone;
   Run run = maker.run();  // of the lane's row
@@ -156,17 +187,21 @@ __device__ inline void append_new_keys(const ScoreParams& p, RunMaker maker, con
   };
 #pragma unroll 1
   for (bool more = true; more; more = maker.next()) {
-    const GroupRows group = maker.run().rows;
+    const Run& now = maker.run();
 #pragma unroll 1
-    for (std::int32_t next = max(group.entry * p.step.query_rows, p.block.first); next < group.last; ++next) {
+    for (std::int32_t i = max(kept - now.new_first, 0); i < now.new_count; ++i) {
       if (lane_index() == rows) {
-        row = next;
-        run = maker.run();
+        row = now.rows.last - now.new_count + i;
+        run = now;
       }
+      any = true;
       if (++rows == kWarp) {
         append();
       }
     }
+  }
+  if (!any) {  // nobody waits
+    return;
   }
   append();
   ptx::fence_proxy_async_global();

@@ -64,6 +64,9 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     }
     wait_for_kernel_before();
     let_next_kernel_begin();
+    if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
+      prefetch_new_keys(p);
+    }
     RunMaker maker(p, groups, errors);
     const bool any = maker.begin();
     if (warp >= kFetcher) {
@@ -89,14 +92,14 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
         if constexpr (kKeepsKeys<kHeads, kColumns>) {
           keep_new_keys(p, maker, shared, errors);
         }
-        append_new_keys(p, maker, shared, errors);
+        append_new_keys(p, maker, kKeepsKeys<kHeads, kColumns> ? kKeptKeys : 0, shared, errors);
       }
       if (kSift && warp == kFetcher + 1) {
         load_bounds(p, maker.run(), maker.prefetches(), sift_memory(shared).bounds[0], errors);
         announce(kStart, (kMultiplierWarps + 1) * kWarp);
       }
-      if (kSift && warp == kFetcher + kLoaderWarps) {
-        if (maker.prefetches()) {
+      if (warp == kFetcher + kLoaderWarps) {
+        if (kSift && maker.prefetches()) {
           list_missing(p, sift_memory(shared), maker.left(), *queue, errors);
         }
       } else {

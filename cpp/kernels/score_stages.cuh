@@ -14,8 +14,9 @@ namespace echo {
 inline constexpr int kGroupWarps = 4;   ///< of a warpgroup
 inline constexpr int kMultipliers = 3;  ///< warpgroups, which take the key blocks of a share in turns
 inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
-inline constexpr int kLoaderWarps = 3;             ///< that load queries; with sifting the last one prefetches
-inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that fetches keys; loaders follow
+inline constexpr int kLoaderWarps = 3;
+inline constexpr int kQueryLoaders = kLoaderWarps - 1;  ///< the last one writes new keys, and lists what is missing
+inline constexpr int kFetcher = kMultiplierWarps;       ///< index of the warp that fetches keys; loaders follow
 inline constexpr int kScoreThreads = (kMultiplierWarps + 1 + kLoaderWarps) * kWarp;
 inline constexpr int kBarriersMade = 1;          ///< hardware barrier: all but the multiplying warps may begin
 inline constexpr int kStart = 2;                 ///< another: the first group's queries are there
@@ -27,9 +28,6 @@ inline constexpr int kStageBytes = 9 * 1024;     ///< a block of keys, on a mult
 inline constexpr int kMostStages = 12;           ///< 12 blocks on their way keep memory busy; 9 do as well, 6 do not
 static_assert(kMostStages % kMultipliers == 0);
 static_assert(kMapRowBytes == ptx::kSwizzleRow && kTokensPerBlock == 64 && kMapBlockBytes <= kStageBytes);
-
-/// Warps that load queries.
-ECHO_HOST_DEVICE constexpr int loaders(bool sift) { return sift ? kLoaderWarps - 1 : kLoaderWarps; }
 
 inline constexpr int kKeptKeys = 8;     ///< new keys that a thread block keeps, at most ...
 inline constexpr int kKeptInStage = 4;  ///< ... behind the blocks of the first stages
@@ -157,7 +155,7 @@ struct ScoreStages {
       }
       if (warp >= warps - kBuffers) {
         const int buffer = warps - 1 - warp;
-        queries_full[buffer].init(static_cast<unsigned>(loaders(sizes.sift_bytes > 0)));
+        queries_full[buffer].init(kQueryLoaders);
         queries_empty[buffer].init(kMultiplierWarps);
       }
       ptx::fence_mbarrier_init();
