@@ -5,8 +5,8 @@
 // fetching also go to a ring of the warp's, from which another warp takes them (score_prefetch.cuh); what that is too
 // slow for is overwritten. Nobody is waited for, also not by fences, which wait for the scores that a warp has stored.
 //
-// Bounds come with the queries of a group. That all scores of a row were compared is told by their number, counted
-// where they are compared.
+// Bounds come with the queries of a group. That all scores of a row were compared is told by their number: whoever loads
+// the bounds of a run adds its scores, with one atomic operation for each row.
 // Cost: a comparison and a vote for each score; of 100K tokens 2 to 4 % pass. At the end of a share an atomic operation
 // and the stores behind it. On an H200 1.9 us in all, for 32K tokens of one session as for 13 x 100K.
 
