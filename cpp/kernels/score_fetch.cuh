@@ -126,12 +126,17 @@ __device__ void load_queries_of(const ScoreParams& p, const GroupRows& rows, std
   ptx::fence_proxy_async();
 }
 
-/// The first group's queries, by the multiplying warps. With sifting a loading warp brings the bounds.
+/// The first group's queries, by the multiplying warps; with sifting one of those that have the least of them to load
+/// brings the bounds.
 template <int kHeads, bool kSift>
-__device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
+__device__ void load_first_queries(const ScoreParams& p, const RunMaker& maker, const ScoreStages& shared,
                                    const KernelErrorView& errors) {
-  load_queries_of<kHeads>(p, rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
-  meet(kStart, (kMultiplierWarps + (kSift ? 1 : 0)) * kWarp);
+  const Run& run = maker.run();
+  if (kSift && warp_index() == kMultiplierWarps - 2) {  // the last one loads lengths
+    put_bounds(p, run, find_bounds(p, run, errors), maker.prefetches(), sift_memory(shared).bounds[0]);
+  }
+  load_queries_of<kHeads>(p, run.rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
+  meet(kStart, kMultiplierWarps * kWarp);
 }
 
 /// A loading warp's share of the queries of all groups but the first; with sifting, also their bounds.
@@ -147,9 +152,13 @@ __device__ void load_next_queries(const ScoreParams& p, RunMaker& maker, const S
         shared.queries_empty[buffer].wait((static_cast<std::uint32_t>(run.queries / kBuffers) - 1U) & 1U);
       }
     };
+    RunBounds bounds{};
+    if (kSift && warp == 0) {
+      bounds = find_bounds(p, run, errors);  // on their way while queries are
+    }
     load_queries_of<kHeads>(p, run.rows, run.queries, warp, kQueryLoaders, shared, errors, wait_for_buffer);
     if (kSift && warp == 0) {
-      load_bounds(p, run, maker.prefetches(), sift_memory(shared).bounds[buffer], errors);
+      put_bounds(p, run, bounds, maker.prefetches(), sift_memory(shared).bounds[buffer]);
     }
     __syncwarp();
     if (lane_index() == 0) {

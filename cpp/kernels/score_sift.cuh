@@ -5,10 +5,10 @@
 // fetching also go to a ring of the warp's, from which another warp takes them (score_prefetch.cuh); what that is too
 // slow for is overwritten. Nobody is waited for, also not by fences, which wait for the scores that a warp has stored.
 //
-// Bounds come with the queries of a group. That all scores of a row were compared is told by their number: whoever loads
-// the bounds of a run adds its scores, with one atomic operation for each row.
-// Cost: a comparison and a vote for each score; of 100K tokens 2 to 4 % pass. At the end of a share an atomic operation
-// and the stores behind it. On an H200 1.9 us in all, for 32K tokens of one session as for 13 x 100K.
+// Bounds come with the queries of a group. That all scores of a row were compared is told by their number: whoever
+// loads the bounds of a run adds its scores, with one atomic operation for each row. Cost: a comparison and a vote for
+// each score; of 100K tokens 2 to 4 % pass. At the end of a share an atomic operation and the stores behind it. On an
+// H200 1.9 us in all, for 32K tokens of one session as for 13 x 100K.
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/prediction.hpp"
@@ -85,24 +85,40 @@ __device__ inline void show(std::int32_t& word, std::int32_t value) {
   ptx::store_shared(ptx::shared_address(&word), static_cast<std::uint32_t>(value));
 }
 
-/// Finds the bounds of a run's rows, a lane each, and puts them down for select, too, with the number of scores that
-/// will be compared with them. By a warp. `lists`: tokens worth fetching are asked for.
-__device__ inline void load_bounds(const ScoreParams& p, const Run& run, bool lists, SiftBounds* bounds,
-                                   const KernelErrorView& errors) {
+/// Of a run's rows, a lane each.
+struct RunBounds {
+  SiftBounds bounds;
+  std::int32_t scores;  ///< that will be compared with them
+};
+
+/// Finds them. By a warp.
+__device__ inline RunBounds find_bounds(const ScoreParams& p, const Run& run, const KernelErrorView& errors) {
+  RunBounds own{.bounds = {float_of(kFloatNan), float_of(kFloatNan)}, .scores = 0};
   const std::int32_t row = run.rows.first + lane_index();
   if (row < run.rows.last) {
     const std::int32_t session = p.step.session[row];
     const std::int32_t length = length_of(p, row, errors);
-    SiftBounds own{float_of(kFloatNan), float_of(kFloatNan)};
     if (session >= 0 && length > p.shape.top_k) {
       const std::int64_t place = session * p.sift.predicted_stride;
-      own = sift_bounds(p.sift.thresholds[place], p.sift.deviations[place]);
+      own = {.bounds = sift_bounds(p.sift.thresholds[place], p.sift.deviations[place]),
+             .scores = run.tokens_of(length)};
     }
-    bounds[lane_index()] = {own.candidates, lists ? own.prefetch : float_of(kFloatNan)};
-    if (own.candidates == own.candidates) {
+  }
+  return own;
+}
+
+/// Puts them down for the multiplying warps, and for select with the number of scores. By a warp. `lists`: tokens worth
+/// fetching are asked for.
+__device__ inline void put_bounds(const ScoreParams& p, const Run& run, const RunBounds& own, bool lists,
+                                  SiftBounds* bounds) {
+  const std::int32_t row = run.rows.first + lane_index();
+  if (row < run.rows.last) {
+    const auto [candidates, prefetch] = own.bounds;
+    bounds[lane_index()] = {candidates, lists ? prefetch : float_of(kFloatNan)};
+    if (candidates == candidates) {
       RowSift& sift = p.sift.rows[row - p.block.first];
-      *reinterpret_cast<uint2*>(&sift.candidates) = make_uint2(ordered_key(own.candidates), ordered_key(own.prefetch));
-      atomicAdd(&sift.compared, run.tokens_of(length));
+      *reinterpret_cast<uint2*>(&sift.candidates) = make_uint2(ordered_key(candidates), ordered_key(prefetch));
+      atomicAdd(&sift.compared, own.scores);
     }
   }
   __syncwarp();

@@ -94,10 +94,6 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
         }
         append_new_keys(p, maker, kKeepsKeys<kHeads, kColumns> ? kKeptKeys : 0, shared, errors);
       }
-      if (kSift && warp == kFetcher + 1) {
-        load_bounds(p, maker.run(), maker.prefetches(), sift_memory(shared).bounds[0], errors);
-        announce(kStart, (kMultiplierWarps + 1) * kWarp);
-      }
       if (warp == kFetcher + kLoaderWarps) {
         if (kSift && maker.prefetches()) {
           list_missing(p, sift_memory(shared), maker.left(), *queue, errors);
@@ -106,7 +102,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
         load_next_queries<kHeads, kSift>(p, maker, shared, errors);
       }
     } else {
-      load_first_queries<kHeads, kSift>(p, maker.run().rows, shared, errors);
+      load_first_queries<kHeads, kSift>(p, maker, shared, errors);
       multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared);
     }
   }
