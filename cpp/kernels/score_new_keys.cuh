@@ -5,11 +5,12 @@
 // session's rows are several groups, that includes keys of the groups before, which thread blocks then write more than
 // once, the same bytes. Key blocks are fetched without them. The warp encodes the first few of a thread block's new
 // keys to shared memory, where the warpgroup that comes to their block puts them into it; so nobody waits for their way
-// through global memory. A new key may be the first that a thread block scores: before anything else is asked for, the
-// inputs are brought near. Others, and those of products of several rows, are written to the index cache by warps of
-// rows, a lane four of each key's 128 dimensions, and the fetching warp waits for them before a session's newest
-// blocks. Cost: where the fetching warp waits, some 2 us in a thread block that has few key blocks before the newest of
-// a session; in a layer, where all is cold, 3.
+// through global memory. A new key may be the first that a thread block scores: before anything else is known, the
+// inputs are brought near. Further ones, and those of products of several rows, go to the index cache first, by warps
+// of rows, a lane four of each key's 128 dimensions, and the fetching warp waits for them before a session's newest
+// blocks.
+// Cost: where the fetching warp waits, some 2 us in a thread block that has few key blocks before a session's newest; 3
+// in a layer, where all is cold.
 
 #include "kernels/elements.cuh"
 #include "kernels/score_runs.cuh"
