@@ -5,7 +5,7 @@ replay appends a token to each session; scores change from step to step as those
 just the share of rows that is to be missed, at random, on cold caches. Score lists candidates for select, and fetches
 rows, as it does in a runtime, unless something else is said. `system`:
 
-- resident: nothing is missed;
+- resident: nothing is missed, nor was in the steps before;
 - echo: 2 % of the selected rows are not there when the layer begins;
 - no_prefetch: the same, but score does nothing but score, and recall fetches all of them;
 - changing: what is missed is what scores have changed in pools, of 4 top-k slots per session, that steps before left;

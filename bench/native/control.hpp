@@ -29,6 +29,8 @@ class Control {
 
   /// Starts a pass with the next tick. Entries that are not given are padding.
   void upload(const std::vector<Entry>& entries);
+  /// As if there had been passes before the next one.
+  void let_pass(std::int32_t ticks) { words_[0] += ticks; }
 
   /// The first `rows` entries.
   StepView step(std::int32_t rows) const;

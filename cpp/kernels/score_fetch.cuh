@@ -32,8 +32,9 @@ __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_
 
 /// The fetching warp: has each key block copied into the next stage that is free, and says what to do with it. The
 /// block table's entries of a span are loaded while the span before is on its way. `maker` is at the first run.
-__device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker& maker,
-                                  const ScoreStages& shared, const KernelErrorView& errors) {
+template <bool kKeeps>
+__device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker& maker, const ScoreStages& shared,
+                           const KernelErrorView& errors) {
   constexpr std::int32_t kAhead = 3;  ///< key blocks of a span that go first, so that memory is soon busy
   // Rows of an entry that are not in this group will need the same keys soon.
   const std::uint64_t policy = ptx::create_policy(p.step.query_rows > shared.sizes.group_rows);
@@ -44,9 +45,11 @@ __device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p,
   std::int32_t done = 0;
   bool next = true;  // whether the maker is to go to the next run
   bool more = true;
-  bool appended = p.index_key == nullptr;
+  bool appended = false;
 #pragma unroll 1
   for (bool finished = false; !finished;) {
+    const std::int32_t new_first = run.new_first;
+    const std::int32_t new_count = run.new_count;
     if (next && more) {
       more = maker.next();
       next = false;
@@ -60,20 +63,23 @@ __device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p,
       }
     }
     const unsigned all_good = __ballot_sync(kAllLanes, good);
-    const unsigned with_new = appended ? 0U : __ballot_sync(kAllLanes, now.is_new);
+    const unsigned with_new = p.index_key == nullptr ? 0U : __ballot_sync(kAllLanes, now.is_new);
+    const bool kept = kKeeps && new_first + new_count <= kKeptKeys;
 #pragma unroll 1
     for (std::int32_t i = 0; i < now.count; ++i) {
       const std::int32_t host_block = __shfl_sync(kAllLanes, now.host_block, i);
       const std::int32_t token = __shfl_sync(kAllLanes, now.token, i);
       const bool there = (all_good >> static_cast<unsigned>(i) & 1U) != 0U;
-      if (!appended && (with_new >> static_cast<unsigned>(i) & 1U) != 0U) {
+      const bool is_new = (with_new >> static_cast<unsigned>(i) & 1U) != 0U;
+      if (is_new && !kept && !appended) {
         shared.new_keys->wait(0);
         appended = true;
       }
       if (there) {
         shared.empty[place.stage].wait(place.parity ^ 1U);
         if (ptx::elect()) {
-          shared.work[place.stage] = {.group = now.group, .token = token};
+          shared.work[place.stage] = {
+              .group = now.group, .token = token, .new_first = new_first, .new_count = is_new && kept ? new_count : 0};
           shared.full[place.stage].arrive_expecting(kMapBlockBytes);
           std::byte* to = shared.keys + place.stage * kStageBytes;
           ptx::copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
@@ -98,7 +104,7 @@ __device__ inline void fetch_keys(const CUtensorMap& keys, const ScoreParams& p,
   for (int i = 0; i < kMultipliers; ++i) {  // each finds one of these next
     shared.empty[place.stage].wait(place.parity ^ 1U);
     if (ptx::elect()) {
-      shared.work[place.stage] = {.group = span.group, .token = kNone};
+      shared.work[place.stage] = {.group = span.group, .token = kNone, .new_first = 0, .new_count = 0};
       shared.full[place.stage].arrive();
     }
     __syncwarp();
@@ -120,12 +126,17 @@ __device__ void load_queries_of(const ScoreParams& p, const GroupRows& rows, std
   ptx::fence_proxy_async();
 }
 
-/// The first group's queries, by the multiplying warps. With sifting a loading warp brings the bounds.
+/// The first group's queries, by the multiplying warps; with sifting one of those that have the least of them to load
+/// brings the bounds.
 template <int kHeads, bool kSift>
-__device__ void load_first_queries(const ScoreParams& p, const GroupRows& rows, const ScoreStages& shared,
+__device__ void load_first_queries(const ScoreParams& p, const RunMaker& maker, const ScoreStages& shared,
                                    const KernelErrorView& errors) {
-  load_queries_of<kHeads>(p, rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
-  meet(kStart, (kMultiplierWarps + (kSift ? 1 : 0)) * kWarp);
+  const Run& run = maker.run();
+  if (kSift && warp_index() == kMultiplierWarps - 2) {  // the last one loads lengths
+    put_bounds(p, run, find_bounds(p, run, errors), maker.prefetches(), sift_memory(shared).bounds[0]);
+  }
+  load_queries_of<kHeads>(p, run.rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
+  meet(kStart, kMultiplierWarps * kWarp);
 }
 
 /// A loading warp's share of the queries of all groups but the first; with sifting, also their bounds.
@@ -141,9 +152,13 @@ __device__ void load_next_queries(const ScoreParams& p, RunMaker& maker, const S
         shared.queries_empty[buffer].wait((static_cast<std::uint32_t>(run.queries / kBuffers) - 1U) & 1U);
       }
     };
-    load_queries_of<kHeads>(p, run.rows, run.queries, warp, loaders(kSift), shared, errors, wait_for_buffer);
+    RunBounds bounds{};
     if (kSift && warp == 0) {
-      load_bounds(p, run.rows, maker.prefetches(), sift_memory(shared).bounds[buffer], errors);
+      bounds = find_bounds(p, run, errors);  // on their way while queries are
+    }
+    load_queries_of<kHeads>(p, run.rows, run.queries, warp, kQueryLoaders, shared, errors, wait_for_buffer);
+    if (kSift && warp == 0) {
+      put_bounds(p, run, bounds, maker.prefetches(), sift_memory(shared).bounds[buffer]);
     }
     __syncwarp();
     if (lane_index() == 0) {

@@ -132,6 +132,11 @@ class GroupWalk {
   /// Blocks [first, first + count) of the group are this thread block's.
   __device__ std::int32_t first() const { return first_; }
   __device__ std::int32_t count() const { return count_; }
+  __device__ std::int32_t query_rows() const { return p_.step.query_rows; }
+  /// First row of a batch entry that this call scores.
+  __device__ std::int32_t first_row(std::int32_t entry) const {
+    return max(entry * p_.step.query_rows, p_.block.first);
+  }
 
  private:
   /// Key blocks of group chunk + lane.

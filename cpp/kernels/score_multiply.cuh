@@ -6,16 +6,11 @@
 #include <cstdint>
 
 #include "kernels/ptx/wgmma.cuh"
+#include "kernels/score_new_keys.cuh"
 #include "kernels/score_sift.cuh"
 #include "kernels/score_stages.cuh"
 
 namespace echo {
-
-/// Byte of the scale of a key of a block as the copy engine lays it down: two rows behind the keys, swizzled like them.
-__device__ inline std::uint32_t scale_byte(std::int32_t token) {
-  const auto byte = static_cast<std::uint32_t>(token) * static_cast<std::uint32_t>(sizeof(float));
-  return ptx::swizzled(kTokensPerBlock + byte / kMapRowBytes, byte % kMapRowBytes);
-}
 
 /// Twice relu(x); NaN stays.
 __device__ inline float twice_relu(float x) { return x + fabsf(x); }
@@ -139,7 +134,12 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
     if (work.token == kNone) {
       break;
     }
-    const std::byte* keys = shared.keys + place.stage * kStageBytes;
+    std::byte* keys = shared.keys + place.stage * kStageBytes;
+    if constexpr (kKeepsKeys<kHeads, kColumns>) {
+      if (work.new_count > 0) [[unlikely]] {
+        put_kept_keys(shared, work, keys, warp);
+      }
+    }
     const std::uint64_t key_operand = ptx::k_major(ptx::shared_address(keys));
     const float scale = *reinterpret_cast<const float*>(keys + own_scale);
     for (std::int32_t row = 0; kOne ? row == 0 : row < rows; row += kRows) {
@@ -183,7 +183,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
       }
     }
     if constexpr (kSift) {
-      lane_sift.end_block(work.token);
+      lane_sift.end_block();
     }
   }
   if constexpr (kSift) {

@@ -12,7 +12,13 @@ struct Run {
   std::int32_t blocks;  ///< of the group
   std::int32_t first;   ///< of them
   std::int32_t count;
+  std::int32_t new_first;  ///< of the thread block's rows whose new keys may be in its runs
+  std::int32_t new_count;  ///< such rows of this run: the session's, up to the group's last
 
+  /// Scores of a row of this length that are made.
+  __device__ std::int32_t tokens_of(std::int32_t length) const {
+    return min(length, (first + count) * kTokensPerBlock) - min(length, first * kTokensPerBlock);
+  }
   /// Whether a block of the group is one of the run.
   __device__ bool has(std::int32_t block) const { return block >= first && block < first + count; }
   /// Whether a block may hold tokens that the pass appends, of this group's rows or those before them: one of each of
@@ -46,13 +52,24 @@ class RunMaker {
               .rows = walk_.rows(),
               .blocks = walk_.blocks(),
               .first = walk_.first(),
-              .count = walk_.count()};
+              .count = walk_.count(),
+              .new_first = run_.new_first + run_.new_count,
+              .new_count = 0};
+      if (run_.is_new(run_.first + run_.count - 1, walk_.query_rows())) {
+        run_.new_count = run_.rows.last - walk_.first_row(run_.rows.entry);
+      }
     }
     return there;
   }
 
   GroupWalk walk_;
-  Run run_{.queries = -1, .rows = {kNone, kNone, kNone}, .blocks = 0, .first = 0, .count = 0};
+  Run run_{.queries = -1,
+           .rows = {kNone, kNone, kNone},
+           .blocks = 0,
+           .first = 0,
+           .count = 0,
+           .new_first = 0,
+           .new_count = 0};
 };
 
 }  // namespace echo

@@ -5,20 +5,20 @@
 // fetching also go to a ring of the warp's, from which another warp takes them (score_prefetch.cuh); what that is too
 // slow for is overwritten. Nobody is waited for, also not by fences, which wait for the scores that a warp has stored.
 //
-// Bounds come with the queries of a group. That all scores of a row were compared is told by their number, counted
-// where they are compared.
-// Cost: a comparison and a vote for each score; of 100K tokens 2 to 4 % pass. At the end of a share an atomic operation
-// and the stores behind it. On an H200 1.9 us in all, for 32K tokens of one session as for 13 x 100K.
+// Bounds come with the queries of a group. That all scores of a row were compared is told by their number: whoever
+// loads the bounds of a run adds its scores, with one atomic operation for each row. Cost: a comparison and a vote for
+// each score; of 100K tokens 2 to 4 % pass. At the end of a share an atomic operation and the stores behind it. On an
+// H200 1.5 us in all for 32K tokens of one session, 2.4 for 13 x 100K.
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/prediction.hpp"
+#include "kernels/score_runs.cuh"
 #include "kernels/score_stages.cuh"
 
 namespace echo {
 
 inline constexpr int kMostRows = kMostColumns / 32;  ///< of a group
 inline constexpr int kRingPlaces = 32;
-inline constexpr int kWarpTokens = kTokensPerBlock / kGroupWarps;  ///< of a key block, consecutive, are a warp's
 
 /// A token that is worth fetching.
 struct alignas(8) WantedToken {
@@ -85,22 +85,40 @@ __device__ inline void show(std::int32_t& word, std::int32_t value) {
   ptx::store_shared(ptx::shared_address(&word), static_cast<std::uint32_t>(value));
 }
 
-/// Finds the bounds of a group's rows, a lane each, and puts them down for select, too. By a warp. `lists`: tokens
-/// worth fetching are asked for.
-__device__ inline void load_bounds(const ScoreParams& p, const GroupRows& rows, bool lists, SiftBounds* bounds,
-                                   const KernelErrorView& errors) {
-  const std::int32_t row = rows.first + lane_index();
-  if (row < rows.last) {
+/// Of a run's rows, a lane each.
+struct RunBounds {
+  SiftBounds bounds;
+  std::int32_t scores;  ///< that will be compared with them
+};
+
+/// Finds them. By a warp.
+__device__ inline RunBounds find_bounds(const ScoreParams& p, const Run& run, const KernelErrorView& errors) {
+  RunBounds own{.bounds = {float_of(kFloatNan), float_of(kFloatNan)}, .scores = 0};
+  const std::int32_t row = run.rows.first + lane_index();
+  if (row < run.rows.last) {
     const std::int32_t session = p.step.session[row];
-    SiftBounds own{float_of(kFloatNan), float_of(kFloatNan)};
-    if (session >= 0 && length_of(p, row, errors) > p.shape.top_k) {
+    const std::int32_t length = length_of(p, row, errors);
+    if (session >= 0 && length > p.shape.top_k) {
       const std::int64_t place = session * p.sift.predicted_stride;
-      own = sift_bounds(p.sift.thresholds[place], p.sift.deviations[place]);
+      own = {.bounds = sift_bounds(p.sift.thresholds[place], p.sift.deviations[place]),
+             .scores = run.tokens_of(length)};
     }
-    bounds[lane_index()] = {own.candidates, lists ? own.prefetch : float_of(kFloatNan)};
-    if (own.candidates == own.candidates) {
+  }
+  return own;
+}
+
+/// Puts them down for the multiplying warps, and for select with the number of scores. By a warp. `lists`: tokens worth
+/// fetching are asked for.
+__device__ inline void put_bounds(const ScoreParams& p, const Run& run, const RunBounds& own, bool lists,
+                                  SiftBounds* bounds) {
+  const std::int32_t row = run.rows.first + lane_index();
+  if (row < run.rows.last) {
+    const auto [candidates, prefetch] = own.bounds;
+    bounds[lane_index()] = {candidates, lists ? prefetch : float_of(kFloatNan)};
+    if (candidates == candidates) {
       RowSift& sift = p.sift.rows[row - p.block.first];
-      *reinterpret_cast<uint2*>(&sift.candidates) = make_uint2(ordered_key(own.candidates), ordered_key(own.prefetch));
+      *reinterpret_cast<uint2*>(&sift.candidates) = make_uint2(ordered_key(candidates), ordered_key(prefetch));
+      atomicAdd(&sift.compared, own.scores);
     }
   }
   __syncwarp();
@@ -121,13 +139,8 @@ class LaneSift {
 
   /// Goes to a group.
   __device__ void enter(const GroupQueries& queries, std::int32_t group) {
-    leave();
     bounds_ = memory_.bounds[group % kBuffers];
     first_row_ = queries.rows[0];
-    length_ = 0;
-    if (lane_index() < queries.rows[1] && bounds_[lane_index()].candidates == bounds_[lane_index()].candidates) {
-      length_ = queries.lengths[lane_index()];
-    }
     if (kOne) {
       set(0);
     }
@@ -149,19 +162,14 @@ class LaneSift {
     }
   }
   /// When all rows of a key block have been looked at.
-  __device__ void end_block(std::int32_t token) {
-    const std::int32_t first = token + warp_ % kGroupWarps * kWarpTokens;
-    compared_ += min(max(length_ - first, 0), kWarpTokens);
+  __device__ void end_block() {
     ++finished_;
     if (p_.sift.prefetch_cap > 0.0F && warp_ % kGroupWarps == 0 && lane_index() == 0) {
       show(memory_.finished[warp_ / kGroupWarps], finished_);
     }
   }
   /// When the share is done.
-  __device__ void finish() {
-    leave();
-    list_pending<kPlaces / kWarp>();
-  }
+  __device__ void finish() { list_pending<kPlaces / kWarp>(); }
 
  private:
   /// Within the group.
@@ -197,12 +205,6 @@ class LaneSift {
   /// Lists what is pending, so many of a lane at once.
   template <int kTogether>
   __device__ void list_pending();
-  __device__ void leave() {
-    if (compared_ != 0) {
-      atomicAdd(&p_.sift.rows[first_row_ + lane_index()].compared, compared_);
-      compared_ = 0;
-    }
-  }
 
   const ScoreParams& p_;
   SiftMemory& memory_;
@@ -213,8 +215,6 @@ class LaneSift {
   std::int32_t count_ = 0;              ///< pending
   std::int32_t put_ = 0;                ///< in the ring
   std::int32_t finished_ = 0;           ///< key blocks
-  std::int32_t length_ = 0;             ///< of the lane's row, 0 if it is not sifted
-  std::int32_t compared_ = 0;           ///< scores of that row
   float from_[kPairs] = {};
 };
 

@@ -7,7 +7,7 @@
 // (heads of one or more rows); loaders meanwhile quantise the next group's queries into a second buffer. A lane holds
 // two tokens and a quarter of the heads: it sums over its heads, then four lanes add up, in a fixed order. Bits depend
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
-// to, a loader first writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
+// to, a loader writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
 // (score_sift.cuh), and a loader lists rows for a few thread blocks that fetch them ahead (score_prefetch.cuh).
 // Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
 // 64 heads, a row per session: 4.0 us for 1 x 16K tokens, 6.6 for 1 x 100K, 49 for 13 x 100K, 226 for 64 x 100K;
@@ -64,6 +64,9 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     }
     wait_for_kernel_before();
     let_next_kernel_begin();
+    if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
+      prefetch_new_keys(p);
+    }
     RunMaker maker(p, groups, errors);
     const bool any = maker.begin();
     if (warp >= kFetcher) {
@@ -79,27 +82,27 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       return;
     }
     if (warp == kFetcher) {
-      fetch_keys(keys, p, maker, shared, errors);  // on their way while queries are loaded
+      // On their way while queries are loaded.
+      fetch_keys<kKeepsKeys<kHeads, kColumns>>(keys, p, maker, shared, errors);
       if (kSift) {
         show(sift_memory(shared).fetched, 1);
       }
     } else if (warp > kFetcher) {
       if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
-        append_new_keys(p, maker, shared, errors);
+        if constexpr (kKeepsKeys<kHeads, kColumns>) {
+          keep_new_keys(p, maker, shared, errors);
+        }
+        append_new_keys(p, maker, kKeepsKeys<kHeads, kColumns> ? kKeptKeys : 0, shared, errors);
       }
-      if (kSift && warp == kFetcher + 1) {
-        load_bounds(p, maker.run().rows, maker.prefetches(), sift_memory(shared).bounds[0], errors);
-        announce(kStart, (kMultiplierWarps + 1) * kWarp);
-      }
-      if (kSift && warp == kFetcher + kLoaderWarps) {
-        if (maker.prefetches()) {
+      if (warp == kFetcher + kLoaderWarps) {
+        if (kSift && maker.prefetches()) {
           list_missing(p, sift_memory(shared), maker.left(), *queue, errors);
         }
       } else {
         load_next_queries<kHeads, kSift>(p, maker, shared, errors);
       }
     } else {
-      load_first_queries<kHeads, kSift>(p, maker.run().rows, shared, errors);
+      load_first_queries<kHeads, kSift>(p, maker, shared, errors);
       multiply_keys<kHeads, kColumns, kOne, kSift>(p, shared);
     }
   }

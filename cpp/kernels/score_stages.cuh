@@ -14,11 +14,13 @@ namespace echo {
 inline constexpr int kGroupWarps = 4;   ///< of a warpgroup
 inline constexpr int kMultipliers = 3;  ///< warpgroups, which take the key blocks of a share in turns
 inline constexpr int kMultiplierWarps = kMultipliers * kGroupWarps;
-inline constexpr int kLoaderWarps = 3;             ///< that load queries; with sifting the last one prefetches
-inline constexpr int kFetcher = kMultiplierWarps;  ///< index of the warp that fetches keys; loaders follow
+inline constexpr int kLoaderWarps = 3;
+inline constexpr int kQueryLoaders = kLoaderWarps - 1;  ///< the last one writes new keys, and lists what is missing
+inline constexpr int kFetcher = kMultiplierWarps;       ///< index of the warp that fetches keys; loaders follow
 inline constexpr int kScoreThreads = (kMultiplierWarps + 1 + kLoaderWarps) * kWarp;
 inline constexpr int kBarriersMade = 1;          ///< hardware barrier: all but the multiplying warps may begin
 inline constexpr int kStart = 2;                 ///< another: the first group's queries are there
+inline constexpr int kKeysPut = 3;               ///< kMultipliers more: a warpgroup has put new keys into a block
 inline constexpr int kBuffers = 2;               ///< of queries
 inline constexpr int kMostColumns = 512;         ///< rows x heads of a group
 inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can have
@@ -27,14 +29,30 @@ inline constexpr int kMostStages = 12;           ///< 12 blocks on their way kee
 static_assert(kMostStages % kMultipliers == 0);
 static_assert(kMapRowBytes == ptx::kSwizzleRow && kTokensPerBlock == 64 && kMapBlockBytes <= kStageBytes);
 
-/// Warps that load queries.
-ECHO_HOST_DEVICE constexpr int loaders(bool sift) { return sift ? kLoaderWarps - 1 : kLoaderWarps; }
+inline constexpr int kKeptKeys = 8;     ///< new keys that a thread block keeps, at most ...
+inline constexpr int kKeptInStage = 4;  ///< ... behind the blocks of the first stages
+
+/// Whether it does: products of several rows leave no registers for it.
+template <int kHeads, int kColumns>
+inline constexpr bool kKeepsKeys = kHeads == kColumns;
 
 /// What is in a stage.
-struct alignas(8) StageWork {
-  std::int32_t group;  ///< of the thread block, counted from 0
-  std::int32_t token;  ///< first of the key block; kNone: there is no more work
+struct alignas(16) StageWork {
+  std::int32_t group;      ///< of the thread block, counted from 0
+  std::int32_t token;      ///< first of the key block; kNone: there is no more work
+  std::int32_t new_first;  ///< kept keys that may be in it, and are not there yet
+  std::int32_t new_count;
 };
+
+/// The key of a new token, as it will lie in the index cache.
+struct alignas(16) KeptKey {
+  std::uint32_t codes[kQueryDim / 4];
+  float scale;
+  std::int32_t position;  ///< kNone: there is no such token
+};
+
+static_assert(kMapBlockBytes + kKeptInStage * sizeof(KeptKey) + sizeof(ptx::Mbarrier) <= kStageBytes);
+static_assert(kKeptKeys <= 2 * kMultipliers * kKeptInStage);  // there are that many stages at least
 
 /// How large the parts of shared memory are.
 struct ScoreSizes {
@@ -109,6 +127,14 @@ struct ScoreStages {
     new_keys = queries_empty + kBuffers;
   }
 
+  __device__ KeptKey& kept_key(std::int32_t index) const {
+    std::byte* stage = keys + index / kKeptInStage * kStageBytes;
+    return reinterpret_cast<KeptKey*>(stage + kMapBlockBytes)[index % kKeptInStage];
+  }
+  /// The kept keys are there.
+  __device__ ptx::Mbarrier& keys_kept() const {
+    return *reinterpret_cast<ptx::Mbarrier*>(keys + kMapBlockBytes + kKeptInStage * sizeof(KeptKey));
+  }
   __device__ GroupQueries queries_of(std::int32_t group) const {
     const std::int32_t buffer = group % kBuffers;
     auto* rows = reinterpret_cast<std::int32_t*>(lengths + buffer * sizes.length_bytes());
@@ -125,10 +151,11 @@ struct ScoreStages {
       }
       if (warp == 0) {
         new_keys->init(1);
+        keys_kept().init(1);
       }
       if (warp >= warps - kBuffers) {
         const int buffer = warps - 1 - warp;
-        queries_full[buffer].init(static_cast<unsigned>(loaders(sizes.sift_bytes > 0)));
+        queries_full[buffer].init(kQueryLoaders);
         queries_empty[buffer].init(kMultiplierWarps);
       }
       ptx::fence_mbarrier_init();

@@ -93,6 +93,19 @@ TEST_F(CudaScoreAppend, RowsThatManyThreadBlocksShare) {
   }
 }
 
+/// A thread block has a dozen sessions of a block or two.
+TEST_F(CudaScoreAppend, MoreNewKeysThanAThreadBlockKeeps) {
+  constexpr std::int32_t kBatch = 1600;
+  for (const std::int32_t heads : {32, 64}) {
+    Pair pair(shape_128(heads), {.batch = kBatch, .table_stride = 2}, own_kernels());
+    std::vector<std::int32_t> positions;
+    for (std::int32_t row = 0; row < kBatch; ++row) {
+      positions.push_back(row % 11 == 3 ? kNone : row * 37 % 128);
+    }
+    expect_same(pair, positions, 95, DType::f32);
+  }
+}
+
 /// Each step's scores are those of the cache that the steps before have written.
 TEST_F(CudaScoreAppend, StepAfterStepAsIfAppendedBefore) {
   constexpr std::int32_t kBatch = 13;
