@@ -17,6 +17,7 @@
 namespace echo {
 
 inline constexpr std::int32_t kMostEarly = 3;  ///< rows of a warp
+inline constexpr std::int32_t kFewLanes = 4;   ///< of a warp
 inline constexpr int kEarlyEntries = 2;        ///< of a thread, in which they are looked for
 /// Registers do not suffice for more entries and rows that are under way.
 template <int kPerThread>
@@ -52,11 +53,12 @@ struct EntryMasks {
   }
 };
 
-/// By one warp: which of its entries it loads, listed in shared memory. `warps`: of a block that do so.
+/// By one warp: which of its entries it loads, listed in shared memory. `warps`: of a block that do so; `lanes`: of the
+/// warp that have entries.
 template <int kPerThread>
 __device__ EntryMasks choose_early(const LayerView& layer, const Entry (&entries)[kPerThread],
                                    const SlotsSeen<kPerThread>& seen, const CopyQueue& queue, std::int32_t warps,
-                                   EarlyShared& shared) {
+                                   std::int32_t lanes, EarlyShared& shared) {
   EntryMasks early{};
   if constexpr (!kLoadsEarly<kPerThread>) {
     return early;
@@ -68,6 +70,10 @@ __device__ EntryMasks choose_early(const LayerView& layer, const Entry (&entries
   }
   if (kPerThread <= 2 && early.count() == 0) {
     return early;
+  }
+  // More than half of a warp's few entries: so much is missing that it would hold up finding slots.
+  if (kPerThread == 1 && lanes <= kFewLanes && 2 * early.count() > lanes) {
+    return {};
   }
   const std::int32_t pieces = max(1, layer.row_bytes / RowGroup::kPieceBytes);
   const std::int32_t wanted = min(min(early.count(), kMostEarly), max(1, RowGroup::kRound / pieces));

@@ -50,14 +50,18 @@ struct OwnEntries {
 struct NearTable {
   static constexpr std::int32_t kMost = 2048;  ///< host blocks: 131,072 tokens
 
-  std::int32_t entry;  ///< of the batch
+  std::int32_t first_row;  ///< of the pass, of that session
   std::int32_t blocks[kMost];
 
-  __device__ std::int32_t block(const StepView& step, std::int32_t of_entry, std::int32_t index) const {
-    if (of_entry == entry && index < kMost) {
-      return blocks[index];
+  /// A row's block of that index, kNone unless it is `wanted`.
+  __device__ std::int32_t block(const StepView& step, std::int32_t row, std::int32_t index, bool wanted) const {
+    const bool near = wanted && index < kMost &&
+                      static_cast<std::uint32_t>(row - first_row) < static_cast<std::uint32_t>(step.query_rows);
+    std::int32_t block = blocks[near ? index : 0];  // in no branch, which takes longer than what it spares
+    if (wanted && !near) {
+      block = step.block_table[static_cast<std::int64_t>(row / step.query_rows) * step.table_stride + index];
     }
-    return step.block_table[static_cast<std::int64_t>(of_entry) * step.table_stride + index];
+    return wanted ? block : kNone;
   }
 };
 
@@ -76,7 +80,7 @@ __device__ void bring_table(const RecallParams& p, std::int32_t block, std::int3
     }
   }
   if (threadIdx.x == 0) {
-    near.entry = entry;
+    near.first_row = entry * p.step.query_rows;
   }
 }
 
@@ -102,14 +106,14 @@ __device__ void read_selection(const RecallParams& p, const NearTable& near, con
     const bool right = named && positions[i] >= 0 && positions[i] <= lasts[i];
     bad_position = bad_position || outside;
     bad_selection = bad_selection || (named && !right);
-    blocks[i] = right ? near.block(p.step, own.rows[i] / p.step.query_rows, positions[i] / kTokensPerBlock) : kNone;
+    blocks[i] = near.block(p.step, own.rows[i], positions[i] / kTokensPerBlock, right);
     positions[i] = right ? positions[i] : kNone;
   }
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const bool right = blocks[i] >= 0 && blocks[i] < p.layer.host_rows / kTokensPerBlock;
     bad_position = bad_position || (positions[i] != kNone && !right);
-    entries[i].row = right ? host_row(blocks + i, positions[i] % kTokensPerBlock) : kNone;
+    entries[i] = {.row = right ? host_row(blocks + i, positions[i] % kTokensPerBlock) : kNone, .slot = kNone};
   }
   if (bad_selection) {
     errors.raise(KernelError::bad_selection);
@@ -148,6 +152,15 @@ struct SlotsSeen {
 
   /// At first sight.
   __device__ bool missing(int i) const { return slots[i] < 0 && slots[i] != kPending; }
+  /// Any of a warp's entries.
+  __device__ bool any_missing() const {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      any = any || missing(i);
+    }
+    return __any_sync(kAllLanes, any) != 0;
+  }
 };
 
 template <int kPerThread>

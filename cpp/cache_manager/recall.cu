@@ -11,10 +11,10 @@
 // The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
 // entries that select them are hits. The launch may overlap the end of the kernel before it: meanwhile new rows are
 // written, claimers look at their windows and fetch what will be looked up into the L2 cache (prefetch_maps.cuh), and
-// lookers read a block table, as nothing of that depends on the selection.
-// Attention may begin once the selection is there; docs/design.md has the timeline.
-// Cost on an H200 (bench/results/recall.json): 3.4 us for 26,624 hits; 20, 65 and 214 us with 533, 2,665 and 13,312
-// misses among them. Within a layer of 13 sessions 3.3 us go by until hits are found.
+// lookers read a block table, as nothing of that depends on the selection. Attention may begin once the selection is
+// there; docs/design.md has the timeline.
+// Cost on an H200 (bench/results/recall.json): 3.1 us for 26,624 hits; 20, 63 and 204 us with 533, 2,665 and 13,312
+// misses among them. Within a layer it ends 1.4 us behind its wait where nothing is missed.
 #include <algorithm>
 
 #include "cache_manager/claim_slots.cuh"
@@ -35,13 +35,18 @@ constexpr int kThreads = 512;
 constexpr int kAllWarps = kThreads / kWarp;
 constexpr int kLookers = kThreads - kClaimers;
 constexpr int kLookWarps = kLookers / kWarp;
-constexpr int kBlocksPerSm = 2;  ///< that run together
-constexpr std::int32_t kLeastLanes = 2;
+constexpr int kBlocksPerSm = 2;          ///< that run together
+constexpr std::int32_t kLeastLanes = 4;  ///< a single session leaves attention multiprocessors of its own
 constexpr int kMostPerThread = 8;
 constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
 /// Warps that write a new row, as far as rows are few: a single one takes 6 us for an FP8 row.
 constexpr std::int32_t kMostRowParts = 4;
 constexpr std::int32_t kMostAppendBlocks = 8;  ///< that run beside all others
+
+/// Whether a warp that misses nothing has its own code, with nothing between that it passes over: what is not next has
+/// to be fetched first. Registers do not suffice for more entries.
+template <int kPerThread>
+inline constexpr bool kShortWay = kPerThread <= 2;
 
 // Barriers of a block, apart from the claimers' own.
 constexpr int kSlotsFound = 0;
@@ -80,57 +85,10 @@ __device__ void copy_others(const LayerView& layer, RecallShared& shared, const 
   copy.copy(shared.copy);
 }
 
-/// Warps that look entries up, and copy what is missing.
-template <int kPerThread, bool kForecasts>
-__device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, std::int32_t lanes,
-                                 RecallShared& shared, const KernelErrorView& errors) {
-  const OwnEntries<kPerThread> own(p, static_cast<std::int64_t>(queue.place) * kLookWarps + warp_index(), lanes);
-  bring_table<kLookWarps>(p, queue.place, kPerThread * lanes, shared.table);
-  meet(kLookBarrier, kLookers);
-  wait_for_kernel_before();
-  let_next_kernel_begin();  // not before: attention's queries would be in the way of select
-  const std::int32_t now = tick_of(p);
-  Entry entries[kPerThread];
-  read_selection(p, shared.table, own, entries, errors);
-  const SlotsSeen<kPerThread> seen = look_at_slots(p.layer, now, entries);
-  EarlyShared& early_rows = shared.early[warp_index()];
-  const EntryMasks early = settled(choose_early(p.layer, entries, seen, queue, kLookWarps, early_rows), seen);
-  const RowList list{early_rows.rows, early_rows.slots, early.count()};
-  RowGroup group(p.layer, list, 0, list.count);
-  group.load(0);
-  const LookUpCounts counts = look_up_all<kForecasts>(p.layer, now, seen, entries);
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    if (own.has(i) && (entries[i].slot >= 0 || entries[i].row == kNone)) {
-      p.slots[own.first + i * kWarp] = entries[i].slot;
-    }
-  }
-  if (threadIdx.x == 0) {
-    shared.copy = {};
-  }
-  const auto is_early = [&](int i) { return early.has(i); };
-  const Missing missing = list_missing(entries, counts, is_early, kLookBarrier, shared.look_up);
-  announce(kListed, kThreads);
-  if (missing.rows > 0) {
-    meet(kSlotsFound, kThreads);
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      if (entries[i].slot <= kFirstListed) {
-        entries[i].slot = shared.look_up.slots[kFirstListed - entries[i].slot];
-        p.slots[own.first + i * kWarp] = entries[i].slot;
-      }
-      if (early.has(i)) {
-        early_rows.slots[early.place(i)] = entries[i].slot;
-      }
-    }
-    __syncwarp();
-    if (list.count > 0) {
-      group.store(0);
-      group.copy(RowGroup::kRound);
-    }
-  }
-  copy_others(p.layer, shared, missing, queue);
-
+/// Writes the slots of rows that other blocks fetch, once they have any.
+template <int kPerThread>
+__device__ void wait_for_others(const RecallParams& p, std::int32_t now, const OwnEntries<kPerThread>& own,
+                                Entry (&entries)[kPerThread], const KernelErrorView& errors) {
   bool failed = false;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -143,6 +101,95 @@ __device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, 
   if (failed) {
     errors.raise(KernelError::pool_exhausted);
   }
+}
+
+/// Looks up, given what was seen, writes the slots of hits, and lists what is missing. `is_early(i)`: entry i of this
+/// lane is on its way.
+template <bool kForecasts, int kPerThread, typename IsEarly>
+__device__ Missing settle(const RecallParams& p, std::int32_t now, const OwnEntries<kPerThread>& own,
+                          const SlotsSeen<kPerThread>& seen, const IsEarly& is_early, RecallShared& shared,
+                          Entry (&entries)[kPerThread]) {
+  const LookUpCounts counts = look_up_all<kForecasts>(p.layer, now, seen, entries);
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    if (own.has(i) && (entries[i].slot >= 0 || entries[i].row == kNone)) {
+      p.slots[own.first + i * kWarp] = entries[i].slot;
+    }
+  }
+  return list_missing(entries, counts, is_early, kLookBarrier, shared.look_up);
+}
+
+/// Fetches what is listed, with the claimers. `store_early()`: stores what is on its way, once entries have slots.
+template <int kPerThread, typename StoreEarly>
+__device__ void fetch(const RecallParams& p, std::int32_t now, const OwnEntries<kPerThread>& own,
+                      const CopyQueue& queue, const Missing& missing, const StoreEarly& store_early,
+                      RecallShared& shared, Entry (&entries)[kPerThread], const KernelErrorView& errors) {
+  if (missing.rows > 0) {
+    meet(kSlotsFound, kThreads);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (entries[i].slot <= kFirstListed) {
+        entries[i].slot = shared.look_up.slots[kFirstListed - entries[i].slot];
+        p.slots[own.first + i * kWarp] = entries[i].slot;
+      }
+    }
+    store_early();
+  }
+  copy_others(p.layer, shared, missing, queue);
+  wait_for_others(p, now, own, entries, errors);
+}
+
+/// Warps that look entries up, and copy what is missing.
+template <int kPerThread, bool kForecasts>
+__device__ void look_up_and_copy(const RecallParams& p, const CopyQueue& queue, std::int32_t lanes,
+                                 RecallShared& shared, const KernelErrorView& errors) {
+  const OwnEntries<kPerThread> own(p, static_cast<std::int64_t>(queue.place) * kLookWarps + warp_index(), lanes);
+  bring_table<kLookWarps>(p, queue.place, kPerThread * lanes, shared.table);
+  if (threadIdx.x == 0) {
+    shared.copy = {};
+  }
+  meet(kLookBarrier, kLookers);
+  wait_for_kernel_before();
+  let_next_kernel_begin();  // not before: attention's queries would be in the way of select
+  const std::int32_t now = tick_of(p);
+  Entry entries[kPerThread];
+  read_selection(p, shared.table, own, entries, errors);
+  const SlotsSeen<kPerThread> seen = look_at_slots(p.layer, now, entries);
+  if (kShortWay<kPerThread> && !seen.any_missing()) [[likely]] {
+    const auto none = [](int) { return false; };
+    const Missing missing = settle<kForecasts>(p, now, own, seen, none, shared, entries);
+    announce(kListed, kThreads);
+    if (missing.rows > 0) [[unlikely]] {
+      return fetch(p, now, own, queue, missing, [] {}, shared, entries, errors);
+    }
+    if (threadIdx.x == 0) {
+      queue.leave();
+    }
+    return wait_for_others(p, now, own, entries, errors);
+  }
+
+  EarlyShared& early_rows = shared.early[warp_index()];
+  const EntryMasks early = settled(choose_early(p.layer, entries, seen, queue, kLookWarps, lanes, early_rows), seen);
+  const RowList list{early_rows.rows, early_rows.slots, early.count()};
+  RowGroup group(p.layer, list, 0, list.count);
+  group.load(0);
+  const auto is_early = [&](int i) { return early.has(i); };
+  const Missing missing = settle<kForecasts>(p, now, own, seen, is_early, shared, entries);
+  announce(kListed, kThreads);
+  const auto store_early = [&] {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (early.has(i)) {
+        early_rows.slots[early.place(i)] = entries[i].slot;
+      }
+    }
+    __syncwarp();
+    if (list.count > 0) {
+      group.store(0);
+      group.copy(RowGroup::kRound);
+    }
+  };
+  fetch(p, now, own, queue, missing, store_early, shared, entries, errors);
 }
 
 /// The other warps: they find slots, then help to copy.

@@ -2,10 +2,11 @@
 //
 // A block takes its split in tiles of 128 entries. Two warpgroups gather rows by slot into shared memory, as bf16
 // (mla_gather.cuh); two others take turns on logits, softmax and 64 x 256 fp32 sums each, in registers
-// (mla_attend.cuh). Blocks of a team meet through the second-level cache (mla_meet.cuh) while the rows and queries
-// of its next item arrive. Where there are more items than teams, all tiles are dealt out in equal parts, and an item
-// that two teams have is handed over as it is (mla_stretch.hpp, mla_hand_over.cuh). Splits are places of the selection:
-// bits depend neither on the batch nor on how many teams there are.
+// (mla_attend.cuh). Blocks of a team meet through the second-level cache. Most steps have no more items than teams
+// (mla_once.cuh). Where there are more, all tiles are dealt out in equal parts, an item that two teams have is handed
+// over as it is (mla_stretch.hpp, mla_hand_over.cuh), and blocks meet (mla_meet.cuh) while the rows and queries of
+// their next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many teams
+// there are.
 // Cost, FP8 rows on an H200: a tile takes 8,400 to 10,200 cycles, the gathering warpgroups and the chain of logits,
 // softmax and outputs about as long each; counted, the tensor cores need 4,352 and shared memory 4,820. An item takes
 // 8,600 more to leave its sums, tell and combine. docs/design.md has the parts.
@@ -27,13 +28,14 @@
 #include "kernels/launch.cuh"
 #include "kernels/mla_consume.cuh"
 #include "kernels/mla_gather.cuh"
+#include "kernels/mla_once.cuh"
 
 namespace echo {
 namespace {
 
 using namespace mla;
 
-template <RowFormat kFormat>
+template <RowFormat kFormat, Teams kTeams>
 __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant__ AttendParams p,
                                                            const __grid_constant__ Work work,
                                                            const __grid_constant__ AttendExchange exchange,
@@ -63,15 +65,24 @@ __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant
     const std::int32_t first = shared.stretch.first_item();
     load_query(p, query_row(p, work, first), work.first_head(first), shared);  // no verb before this one writes it
     wait_for_kernel_before();
-    consume(p, work, exchange, shared);
+    if constexpr (kTeams == Teams::deal) {
+      consume(p, work, exchange, shared);
+    } else {
+      consume_once(p, work, exchange, shared);
+    }
   }
 #endif
 }
 
 using Kernel = void (*)(AttendParams, Work, AttendExchange, KernelErrorView);
 
-Kernel kernel_for(RowFormat format) {
-  return format == RowFormat::fp8_656 ? attend_sm90<RowFormat::fp8_656> : attend_sm90<RowFormat::bf16_1152>;
+template <Teams kTeams>
+Kernel kernel_of(RowFormat format) {
+  return format == RowFormat::fp8_656 ? attend_sm90<RowFormat::fp8_656, kTeams>
+                                      : attend_sm90<RowFormat::bf16_1152, kTeams>;
+}
+Kernel kernel_for(RowFormat format, Teams teams) {
+  return teams == Teams::once ? kernel_of<Teams::once>(format) : kernel_of<Teams::deal>(format);
 }
 
 void require_aligned(const char* what, const void* pointer) {
@@ -89,8 +100,10 @@ AttendSm90Plan plan_attend_sm90(const ShapeView& shape, std::int32_t splits, int
   if (major != 9 || !suits_attend_sm90(shape, splits)) {
     return {};
   }
-  ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_for(shape.row_format)),
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  for (const Teams teams : {Teams::deal, Teams::once}) {
+    ECHO_CUDA_CHECK(cudaFuncSetAttribute(kernel_for(shape.row_format, teams),
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  }
   int multiprocessors = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   return {.splits = splits, .teams = std::min(multiprocessors, kAttendBlocks) / splits};
@@ -112,8 +125,8 @@ int launch_attend_sm90(const AttendParams& params, const AttendSm90Plan& plan, c
   }
   const Work work = Work::of(params.shape, params.block.count, plan.splits, plan.teams);
   const std::int32_t blocks = work.deal.teams * plan.splits;
-  launch_early(context, kernel_for(params.shape.row_format), blocks_for(blocks, 1), kThreads, sizeof(Shared), params,
-               work, exchange, context.errors);
+  launch_early(context, kernel_for(params.shape.row_format, work.teams()), blocks_for(blocks, 1), kThreads,
+               sizeof(Shared), params, work, exchange, context.errors);
   return blocks;
 }
 

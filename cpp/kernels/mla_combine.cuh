@@ -16,15 +16,33 @@ namespace echo::mla {
 template <std::uint32_t kMost>
 class Factors {
  public:
-  /// From the team's shares of the thread's first head, in the part of split 0.
+  /// From the shares of a warp's heads in the part of split 0, of all of them.
   __device__ __forceinline__ Factors(const Share* shares, std::uint32_t splits) {
-    const std::uint32_t lane = static_cast<std::uint32_t>(lane_index()) % 4;
-    const char* from = reinterpret_cast<const char*>(shares) + lane * sizeof(Part);
 #pragma unroll
     for (std::uint32_t i = 0; i < kEach; ++i) {
       shares_[0][i] = shares_[1][i] = make_uint4(bits_of(-INFINITY), 0, 0, 0);
-      ptx::load_if(4 * i + lane < splits, from + 4 * i * sizeof(Part), shares_[0][i]);
-      ptx::load_if(4 * i + lane < splits, from + 4 * i * sizeof(Part) + 8 * sizeof(Share), shares_[1][i]);
+      ptx::load_if(is_split(i, splits), share(shares, i, 0), shares_[0][i]);
+      ptx::load_if(is_split(i, splits), share(shares, i, 1), shares_[1][i]);
+    }
+  }
+  /// Likewise from the shares of the warp that has the other columns of these heads, the sums of weights.
+  __device__ __forceinline__ void request_sums(const Share* others, std::uint32_t splits) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+#pragma unroll
+      for (std::uint32_t head = 0; head < 2; ++head) {
+        shares_[head][i].w = 0;
+        ptx::load_if(is_split(i, splits), &share(others, i, head)->sum, shares_[head][i].w);
+      }
+    }
+  }
+  __device__ __forceinline__ void add_sums() {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+#pragma unroll
+      for (std::uint32_t head = 0; head < 2; ++head) {
+        shares_[head][i].y = bits_of(float_of(shares_[head][i].y) + float_of(shares_[head][i].w));
+      }
     }
   }
 
@@ -59,6 +77,18 @@ class Factors {
 
  private:
   static constexpr std::uint32_t kEach = (kMost + 3) / 4;
+
+  static __device__ __forceinline__ std::uint32_t split_of(std::uint32_t i) {
+    return 4 * i + static_cast<std::uint32_t>(lane_index()) % 4;
+  }
+  static __device__ __forceinline__ bool is_split(std::uint32_t i, std::uint32_t splits) {
+    return split_of(i) < splits;
+  }
+  static __device__ __forceinline__ const Share* share(const Share* shares, std::uint32_t i, std::uint32_t head) {
+    const char* from = reinterpret_cast<const char*>(shares + lane_index() / 4 + 8 * head);
+    return reinterpret_cast<const Share*>(from + split_of(i) * sizeof(Part));
+  }
+
   uint4 shares_[2][kEach];
   float of_[2][kEach];
 };
@@ -71,24 +101,25 @@ __device__ __forceinline__ void add_pair(std::uint32_t pair, float factor, float
 
 /// Puts together what the block has of the warp's columns, up to kMine pieces of up to kMost splits. Missing sums
 /// count as zeros: to pass over them takes longer.
-template <std::uint32_t kMost, std::uint32_t kMine>
+template <std::uint32_t kMost, std::uint32_t kMine, typename Meeting>
 __device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t row, std::int32_t first,
                                            const Meeting& meeting) {
   constexpr bool kExactly = kMost * kMine == kPieces;  // all blocks have the same
   constexpr std::uint32_t kFirst = kMost < 16 ? kMost : 16;
-  const Part* part = &meeting.part(0);
   const std::uint32_t splits = kExactly ? kMost : meeting.splits();
-  const std::uint32_t mine = kExactly ? kMine : meeting.pieces();
-  Factors<kMost> factors(part->shares[consumer_warp()] + lane_index() / 4, splits);
-  const char* from = reinterpret_cast<const char*>(part->sums[consumer_warp()][meeting.first_piece()] + lane_index());
+  const std::uint32_t first_piece = meeting.pieces().first();
+  const std::uint32_t mine = kExactly ? kMine : meeting.pieces().count();
+  Factors<kMost> factors(meeting.shares(), splits);
+  if constexpr (Meeting::kSumsApart) {
+    factors.request_sums(meeting.other_shares(), splits);
+  }
   uint4 sums[kMine][kMost];
   const auto load = [&](std::uint32_t i, std::uint32_t split) {
-    const char* at = from + split * sizeof(Part) + i * sizeof(part->sums[0][0]);
     if constexpr (kExactly) {
-      sums[i][split] = ptx::load(at);
+      sums[i][split] = meeting.load(first_piece + i, split);
     } else {
       sums[i][split] = make_uint4(0, 0, 0, 0);
-      ptx::load_if(split < (i < mine ? splits : 0U), at, sums[i][split]);
+      meeting.load_if(split < (i < mine ? splits : 0U), first_piece + i, split, sums[i][split]);
     }
   };
 #pragma unroll
@@ -98,30 +129,31 @@ __device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t r
       load(i, split);
     }
   }
+  if constexpr (Meeting::kSumsApart) {
+    factors.add_sums();
+  }
   factors.weigh();
 #pragma unroll
   for (std::uint32_t split = kFirst; split < kMost; ++split) {  // instead of the shares: not all have registers at once
     load(0, split);
   }
   const Outputs outputs(p, row, first);
-  float values[kMine][8] = {};
+  Values values[kMine] = {};
 #pragma unroll
   for (std::uint32_t split = 0; split < kMost; ++split) {
     const float of[2] = {factors.get(0, split), factors.get(1, split)};
 #pragma unroll
     for (std::uint32_t i = 0; i < kMine; ++i) {
-      add_pair(sums[i][split].x, of[0], values[i][0], values[i][1]);
-      add_pair(sums[i][split].y, of[1], values[i][2], values[i][3]);
-      add_pair(sums[i][split].z, of[0], values[i][4], values[i][5]);
-      add_pair(sums[i][split].w, of[1], values[i][6], values[i][7]);
+      add_pair(sums[i][split].x, of[0], values[i].of[0], values[i].of[1]);
+      add_pair(sums[i][split].y, of[1], values[i].of[2], values[i].of[3]);
+      add_pair(sums[i][split].z, of[0], values[i].of[4], values[i].of[5]);
+      add_pair(sums[i][split].w, of[1], values[i].of[6], values[i].of[7]);
     }
   }
-#pragma unroll
-  for (std::uint32_t i = 0; i < kMine; ++i) {
-    outputs.store(meeting.first_piece() + i, values[i], i < mine);
-  }
+  outputs.store<kMine>(first_piece, mine, [&](std::uint32_t i) { return values[i]; });
 }
 
+template <typename Meeting>
 __device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
                                         const Meeting& meeting) {
   const std::uint32_t splits = meeting.splits();

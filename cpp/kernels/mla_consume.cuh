@@ -1,40 +1,16 @@
 #pragma once
-// The consuming warpgroups from query to output: tiles in turns, then the splits put together by their team. Items of
-// which the team has only a part are taken over, or handed over.
+// The consuming warpgroups from query to output, where a team may have several items: tiles in turns, then the splits
+// put together by their team. Items of which the team has only a part are taken over, or handed over.
 
 #include <cstdint>
 
 #include "kernels/mla_attend.cuh"
 #include "kernels/mla_combine.cuh"
 #include "kernels/mla_hand_over.cuh"
+#include "kernels/mla_outputs.cuh"
 #include "kernels/mla_work.cuh"
 
 namespace echo::mla {
-
-/// Row of the pass.
-__device__ __forceinline__ std::int64_t query_row(const AttendParams& p, const Work& work, std::int32_t item) {
-  return static_cast<std::int64_t>(p.block.first) + work.row(item);
-}
-
-__device__ __forceinline__ Seat seat_of(const AttendParams& p, const Work& work, const Shared& shared) {
-  const auto ticket = static_cast<std::uint32_t>(ptx::load_shared_volatile(ptx::shared_address(&shared.ticket)));
-  return work.seat(ticket, p.splits);
-}
-
-/// The sums of weights of the thread's heads over both warpgroups' halves of the tiles; nobody reads the query any
-/// more.
-__device__ __forceinline__ void exchange_sums(const Attention& attention, std::uint32_t group, Shared& shared,
-                                              float (&sums)[2]) {
-  const std::uint32_t heads[2] = {first_head(), first_head() + 8};
-  const float own[2] = {sum_of_head(attention.sum[0]), sum_of_head(attention.sum[1])};
-  if (lane_index() % 4 == 0) {
-    shared.sums[group][heads[0]] = own[0];
-    shared.sums[group][heads[1]] = own[1];
-  }
-  meet_aligned(kConsumersBarrier, kConsumers);
-  sums[0] = shared.sums[0][heads[0]] + shared.sums[1][heads[0]];
-  sums[1] = shared.sums[0][heads[1]] + shared.sums[1][heads[1]];
-}
 
 /// A consuming warpgroup; the first query is on its way. What is needed once per item is read anew for it: it would
 /// take registers from the tiles.
@@ -88,9 +64,9 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
       const auto turn = static_cast<std::uint32_t>(stretch.ended_before(item)) % 2;
       const Meeting meeting(exchange, work, turn, seat_of(p, work, shared), splits);
       float units[2];
-      leave_sums(attention, meeting.own(), units);
+      leave_sums(attention, meeting, units);
       exchange_sums(attention, group, shared, sums);
-      leave_shares(attention, sums, units, meeting.own());
+      leave_shares(attention, sums, units, meeting.own_shares());
       meeting.tell();
       load_next();  // not before: telling other blocks would wait for what is on its way
       meeting.wait();

@@ -57,30 +57,36 @@ __device__ __forceinline__ void load_query(const AttendParams& p, std::int64_t r
                                            Shared& shared) {
   constexpr std::uint32_t kHeadsAtOnce = kConsumers / 8;
   const std::uint32_t chunk = threadIdx.x % 8;
-  const std::uint32_t to = ptx::shared_address(shared.query);
+  const std::uint32_t head = threadIdx.x / 8;
+  const std::uint32_t to = ptx::shared_address(shared.query) + chunk_place(head, chunk);
+  const std::int64_t begin = row * p.shape.query_heads + first;
+  const auto real = [&](std::uint32_t round) {
+    return first + static_cast<std::int32_t>(head + round * kHeadsAtOnce) < p.shape.query_heads;
+  };
+  if (p.q_dtype == DType::bf16) {
 #pragma unroll
-  for (std::uint32_t round = 0; round < kHeads / kHeadsAtOnce; ++round) {
-    const std::uint32_t head = round * kHeadsAtOnce + threadIdx.x / 8;
-    const bool real = first + static_cast<std::int32_t>(head) < p.shape.query_heads;
-    const std::int64_t source = real ? ((row * p.shape.query_heads + first + head) * kRowDim) + chunk * 8 : 0;
-    const std::uint32_t place = to + chunk_place(head, chunk);
-    if (p.q_dtype == DType::bf16) {
-      const auto* from = static_cast<const std::uint16_t*>(p.q) + source;
+    for (std::uint32_t round = 0; round < kHeads / kHeadsAtOnce; ++round) {
+      // The source of a head that is not there is not read, but has to be an address.
+      const std::int64_t source = real(round) ? begin + head + round * kHeadsAtOnce : 0;
+      const auto* from = static_cast<const std::uint16_t*>(p.q) + source * kRowDim + chunk * 8;
 #pragma unroll
       for (std::uint32_t atom = 0; atom < kAtoms; ++atom) {
-        ptx::copy_async(place + atom * kAtomBytes, real ? from + atom * 64 : from, real);
+        ptx::copy_async(to + round * kHeadsAtOnce * 128 + atom * kAtomBytes, from + atom * 64, real(round));
       }
-    } else {
-      const auto* from = static_cast<const float*>(p.q) + source;
+    }
+    return;
+  }
 #pragma unroll 1
-      for (std::uint32_t atom = 0; atom < kAtoms; ++atom) {
-        const uint4 none = make_uint4(0, 0, 0, 0);
-        const uint4 a = real ? ptx::load(from + atom * 64) : none;
-        const uint4 b = real ? ptx::load(from + atom * 64 + 4) : none;
-        ptx::store_shared(place + atom * kAtomBytes,
-                          make_uint4(pack_bf16(float_of(a.x), float_of(a.y)), pack_bf16(float_of(a.z), float_of(a.w)),
-                                     pack_bf16(float_of(b.x), float_of(b.y)), pack_bf16(float_of(b.z), float_of(b.w))));
-      }
+  for (std::uint32_t round = 0; round < kHeads / kHeadsAtOnce; ++round) {
+    const auto* from = static_cast<const float*>(p.q) + (begin + head + round * kHeadsAtOnce) * kRowDim + chunk * 8;
+#pragma unroll 1
+    for (std::uint32_t atom = 0; atom < kAtoms; ++atom) {
+      const uint4 none = make_uint4(0, 0, 0, 0);
+      const uint4 a = real(round) ? ptx::load(from + atom * 64) : none;
+      const uint4 b = real(round) ? ptx::load(from + atom * 64 + 4) : none;
+      ptx::store_shared(to + round * kHeadsAtOnce * 128 + atom * kAtomBytes,
+                        make_uint4(pack_bf16(float_of(a.x), float_of(a.y)), pack_bf16(float_of(a.z), float_of(a.w)),
+                                   pack_bf16(float_of(b.x), float_of(b.y)), pack_bf16(float_of(b.z), float_of(b.w))));
     }
   }
 }
@@ -95,8 +101,8 @@ __device__ __forceinline__ void prefetch_query(const AttendParams& p, std::int64
 
 /// Starts Q K^T of one half; one committed group.
 __device__ __forceinline__ void start_logits(const Shared& shared, std::uint32_t half, float (&logits)[kLogits]) {
-  const std::uint64_t query = ptx::k_major(ptx::shared_address(shared.query));
-  const std::uint64_t rows = ptx::k_major(ptx::shared_address(shared.rows[half]));
+  const std::uint64_t query = ptx::worked_out_here(ptx::k_major(ptx::shared_address(shared.query)));
+  const std::uint64_t rows = ptx::worked_out_here(ptx::k_major(ptx::shared_address(shared.rows[half])));
   ptx::pin(logits);
   ptx::wgmma_fence();
 #pragma unroll
@@ -187,7 +193,8 @@ struct Weights {
 
 /// V of a half for the columns of a warpgroup.
 __device__ __forceinline__ std::uint64_t values_of(const Shared& shared, std::uint32_t half, std::uint32_t group) {
-  return ptx::mn_major(ptx::shared_address(shared.rows[half]) + group * (kColumns / 64) * kAtomBytes, kAtomBytes);
+  const std::uint32_t columns = ptx::shared_address(shared.rows[half]) + group * (kColumns / 64) * kAtomBytes;
+  return ptx::worked_out_here(ptx::mn_major(columns, kAtomBytes));
 }
 /// Starts out += weights V for a warpgroup's columns; one committed group.
 __device__ __forceinline__ void add_rows(const Weights& weights, std::uint64_t rows, float (&out)[kOutputs]) {

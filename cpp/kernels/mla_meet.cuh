@@ -59,33 +59,61 @@ struct Unit {
 /// Which of the consuming warps this is.
 __device__ __forceinline__ std::uint32_t consumer_warp() { return threadIdx.x / kWarp; }
 
+/// Which pieces of its columns a warp puts together, of all splits.
+class Pieces {
+ public:
+  /// The block's are those from `begin` on, before `end`, counted through its warps.
+  __device__ __forceinline__ Pieces(const Work& work, std::uint32_t rank) {
+    const std::uint32_t begin = work.by_splits(rank * kPieces * kConsumerWarps);
+    const std::uint32_t end = work.by_splits((rank + 1) * kPieces * kConsumerWarps);
+    const std::uint32_t others = kConsumerWarps - 1 - consumer_warp();
+    first_ = (begin + others) / kConsumerWarps;
+    count_ = (end + others) / kConsumerWarps - first_;
+    asm volatile("" : "+r"(first_), "+r"(count_));  // now, not when all parts are there
+  }
+  __device__ __forceinline__ std::uint32_t first() const { return first_; }
+  __device__ __forceinline__ std::uint32_t count() const { return count_; }
+  __device__ __forceinline__ bool has(std::uint32_t piece) const { return piece - first_ < count_; }
+
+ private:
+  std::uint32_t first_;
+  std::uint32_t count_;
+};
+
 /// Where a consuming warp meets those at its place in the other blocks of its team, for one item. Made anew for each:
 /// to be kept in registers while tiles are attended to, it is too much.
 class Meeting {
  public:
+  static constexpr bool kSumsApart = false;  ///< shares have the weights' sums of both warpgroups
+
   __device__ __forceinline__ Meeting(const AttendExchange& exchange, const Work& work, std::uint32_t turn,
                                      const Seat& seat, std::uint32_t splits)
       : parts_(static_cast<Part*>(exchange.parts) +
                (turn * static_cast<std::uint32_t>(work.deal.teams) + seat.team) * splits),
         told_(exchange.told + seat.team * kAttendTold + consumer_warp() * kMaxSplits),
+        pieces_(work, seat.rank),
         splits_(splits),
         rank_(seat.rank) {
     count_ = told_[rank_] + 1;
-    // The block's pieces of all warps: those from `begin` on, before `end`, counted through the warps.
-    const std::uint32_t begin = work.by_splits(rank_ * kPieces * kConsumerWarps);
-    const std::uint32_t end = work.by_splits((rank_ + 1) * kPieces * kConsumerWarps);
-    const std::uint32_t others = kConsumerWarps - 1 - consumer_warp();
-    first_piece_ = (begin + others) / kConsumerWarps;
-    pieces_ = (end + others) / kConsumerWarps - first_piece_;
-    asm volatile("" : "+r"(first_piece_), "+r"(pieces_));  // now, not when all are there
   }
 
-  __device__ __forceinline__ Part& part(std::uint32_t split) const { return parts_[split]; }
-  __device__ __forceinline__ Part& own() const { return part(rank_); }
-  /// Which pieces of the warp's columns the block puts together, and how many.
-  __device__ __forceinline__ std::uint32_t first_piece() const { return first_piece_; }
-  __device__ __forceinline__ std::uint32_t pieces() const { return pieces_; }
+  __device__ __forceinline__ const Pieces& pieces() const { return pieces_; }
   __device__ __forceinline__ std::uint32_t splits() const { return splits_; }
+
+  /// Writes a piece of the warp's sums to where it will be read.
+  __device__ __forceinline__ void leave(std::uint32_t piece, const uint4& sums) const {
+    parts_[rank_].sums[consumer_warp()][piece][lane_index()] = sums;
+  }
+  __device__ __forceinline__ Share* own_shares() const { return parts_[rank_].shares[consumer_warp()]; }
+
+  __device__ __forceinline__ uint4 load(std::uint32_t piece, std::uint32_t split) const {
+    return ptx::load(&parts_[split].sums[consumer_warp()][piece][lane_index()]);
+  }
+  __device__ __forceinline__ void load_if(bool there, std::uint32_t piece, std::uint32_t split, uint4& sums) const {
+    ptx::load_if(there, &parts_[split].sums[consumer_warp()][piece][lane_index()], sums);
+  }
+  /// In the part of split 0.
+  __device__ __forceinline__ const Share* shares() const { return parts_->shares[consumer_warp()]; }
 
   /// The warp's part is there.
   __device__ __forceinline__ void tell() const {
@@ -105,22 +133,21 @@ class Meeting {
  private:
   Part* parts_;          ///< of the team
   std::uint32_t* told_;  ///< by the warps at this place
+  Pieces pieces_;
   std::uint32_t splits_;
   std::uint32_t rank_;
   std::uint32_t count_;
-  std::uint32_t first_piece_;
-  std::uint32_t pieces_;
 };
 
 /// Writes a warp's sums to its part; returns what they are multiplied by, per head of the thread.
-__device__ __forceinline__ void leave_sums(const Attention& attention, Part& part, float (&units)[2]) {
+template <typename Meeting>
+__device__ __forceinline__ void leave_sums(const Attention& attention, const Meeting& meeting, float (&units)[2]) {
   float largest[2] = {};
 #pragma unroll
   for (int i = 0; i < kOutputs; ++i) {
     largest[head_of(i)] = fmaxf(largest[head_of(i)], fabsf(attention.out[i]));
   }
   const Unit scales[2] = {Unit(most_of_head(largest[0])), Unit(most_of_head(largest[1]))};
-  uint4* to = part.sums[consumer_warp()][0] + lane_index();
 #pragma unroll
   for (std::uint32_t piece = 0; piece < kPieces; ++piece) {
     std::uint32_t pairs[4];
@@ -130,7 +157,7 @@ __device__ __forceinline__ void leave_sums(const Attention& attention, Part& par
       const std::uint32_t at = 8 * piece + 2 * i;
       pairs[i] = ptx::to_f16x2(attention.out[at] * up, attention.out[at + 1] * up);
     }
-    to[piece * kWarp] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    meeting.leave(piece, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
   }
   units[0] = scales[0].down;
   units[1] = scales[1].down;
@@ -138,9 +165,9 @@ __device__ __forceinline__ void leave_sums(const Attention& attention, Part& par
 
 /// And what there is to know about them.
 __device__ __forceinline__ void leave_shares(const Attention& attention, const float (&sums)[2],
-                                             const float (&units)[2], Part& part) {
+                                             const float (&units)[2], Share* shares) {
   if (lane_index() % 4 == 0) {
-    Share* to = part.shares[consumer_warp()] + lane_index() / 4;
+    Share* to = shares + lane_index() / 4;
     to[0] = {attention.reference[0], sums[0], units[0], 0.0F};
     to[8] = {attention.reference[1], sums[1], units[1], 0.0F};
   }

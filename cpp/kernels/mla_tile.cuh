@@ -54,7 +54,7 @@ __device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uin
 }
 
 inline constexpr int kTile = kHalves * kHalf;
-inline constexpr std::uint32_t kMarks = 4;  ///< tiles of which gathering warps tell each other
+inline constexpr std::uint32_t kComing = 4;  ///< tiles of which gathering warps tell each other: three, a power of two
 
 struct Shared {
   std::byte query[kMatrixBytes];
@@ -62,11 +62,11 @@ struct Shared {
   float references[kHalves][kHeads];  ///< what the weights of a half are relative to
   float sums[kHalves][kHeads];        ///< of weights, by warpgroup: of its halves of the tiles
   std::uint64_t entries[kHalves];     ///< bit i: entry i of a half has a row; where none has, the half is passed over
-  std::uint64_t marks[kMarks];        ///< byte w: gathering warp w has rows in a tile, bit h in half h
-  ptx::Mbarrier full[kHalves];        ///< a half has been gathered
-  ptx::Mbarrier empty[kHalves];       ///< and may be overwritten
-  std::uint32_t ticket;               ///< of the block
-  Stretch stretch;                    ///< what its team works on
+  std::uint64_t coming[kComing][kHalves];  ///< the same of tiles to come, for the gathering warps
+  ptx::Mbarrier full[kHalves];             ///< a half has been gathered
+  ptx::Mbarrier empty[kHalves];            ///< and may be overwritten
+  std::uint32_t ticket;                    ///< of the block
+  Stretch stretch;                         ///< what its team works on
 };
 static_assert(sizeof(Shared) + 1024 <= 227 * 1024);
 

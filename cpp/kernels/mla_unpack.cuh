@@ -20,9 +20,10 @@ __device__ __forceinline__ std::uint32_t unpack_factor(std::uint32_t scale) {
 }
 /// Whether that is right: the scale has no more bits than a bf16 and lies in [2^-126, 2^8), or is 0.
 __device__ __forceinline__ bool is_usual_scale(std::uint32_t scale) {
-  constexpr std::uint32_t kLeast = 1U << 23;
-  constexpr std::uint32_t kEnd = 135U << 23;
-  return scale == 0U || (scale >= kLeast && scale < kEnd && (scale & 0xFFFFU) == 0U);
+  constexpr std::uint32_t kLeast = 1U << 7;
+  constexpr std::uint32_t kEnd = 135U << 7;
+  const std::uint32_t swapped = __byte_perm(scale, 0, 0x1032);  // bits that a bf16 does not have make it large
+  return (swapped == 0U) | (swapped - kLeast < kEnd - kLeast);
 }
 
 /// How eight of 16 codes are taken out of their four words: each with its sign extended to 16 bits.

@@ -7,6 +7,7 @@
 #include "kernels/attend_sm90.hpp"
 #include "kernels/mla_tile.cuh"
 #include "kernels/params.hpp"
+#include "kernels/ptx/copy.cuh"
 
 namespace echo::mla {
 
@@ -15,6 +16,9 @@ ECHO_HOST_DEVICE std::int32_t tiles_of(std::int32_t top_k, std::int32_t splits) 
   const std::int32_t halves = (top_k / kHalf + splits - 1) / splits;
   return (halves + kHalves - 1) / kHalves;
 }
+
+/// What a launch's teams have: equal parts of all tiles, or one item each.
+enum class Teams : std::uint8_t { deal, once };
 
 /// A block's team, and the split of its items that it has.
 struct Seat {
@@ -43,6 +47,8 @@ struct Work {
             .part_of_splits = part_of(splits)};
   }
 
+  Teams teams() const { return deal.items == deal.teams ? Teams::once : Teams::deal; }
+
   __device__ __forceinline__ std::int32_t group(std::int32_t item) const {
     return static_cast<std::int32_t>(quotient(static_cast<std::uint32_t>(item), part_of_rows));
   }
@@ -62,6 +68,16 @@ struct Work {
     return part == 0 ? number : __umulhi(number, part);
   }
 };
+
+/// Row of the pass.
+__device__ __forceinline__ std::int64_t query_row(const AttendParams& p, const Work& work, std::int32_t item) {
+  return static_cast<std::int64_t>(p.block.first) + work.row(item);
+}
+
+__device__ __forceinline__ Seat seat_of(const AttendParams& p, const Work& work, const Shared& shared) {
+  const auto ticket = static_cast<std::uint32_t>(ptx::load_shared_volatile(ptx::shared_address(&shared.ticket)));
+  return work.seat(ticket, p.splits);
+}
 
 /// The block's split of a selection.
 struct Split {

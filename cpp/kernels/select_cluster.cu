@@ -7,11 +7,10 @@
 // short or too long (many ties, or scores that the sample says nothing about), the cluster searches all scores: is the
 // bound the k-th score itself? Else three digits as in select.cu, from histograms over the cluster; then blocks count
 // and write their parts in order. Bits do not depend on the way taken.
-// Shared memory: the list (64 KB for k up to 2048), 8 bytes per 64 positions, a histogram.
-// Cost on an H200, k = 2048 of 102,400 scores: 11.1 us for a row, 11.9 for 13, 24 for 102; from score's list of 1.5 k
-// tokens 5.8, 6.0 and 6.7. An empty kernel of this grid takes 0.6, one that loads a list and writes as many positions
-// 1.4. The rest is spent step by step: all warps run through all of them, so that each instruction of a step takes a
-// scheduler eight cycles. It is not the fetching of code: a second selection in the same launch takes as long.
+// Shared memory: the list (64 KB for k up to 2048), 10 bytes per 64 positions, a histogram.
+// Cost on an H200, k = 2048 of 102,400 scores: 11.2 us for a row, 11.9 for 13, 24 for 102; from score's list of 1.5 k
+// tokens 5.1, 5.6 and 5.1. An empty kernel of this grid takes 0.6, one that loads a list and writes as many positions
+// 1.4. The rest is spent step by step by one multiprocessor; docs/design.md has how long each takes.
 #include "kernels/select_cluster.hpp"
 
 #include <algorithm>
@@ -45,24 +44,16 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
   if (!sifts) {  // else most clusters do not come to that
     prepare(memory.shared, rank, blocks);
   }
-  wait_for_kernel_before();
-  // Recall finds room where blocks leave, and looks at slots at once: here, behind our own wait, no score that
-  // prefetches is still changing them.
-  let_next_kernel_begin();
-  const std::int32_t row_index = p.block.first + index;
-  const Sifted sifted(p.sift, index, rank == 0, p.step.positions + row_index);
   if (rank == 0) {
     memory.clear_for_list();
-    if (threadIdx.x == 0) {
-      begin_near(near, index);
-    }
   }
-  const std::int32_t k = p.shape.top_k;
-  std::int32_t length = checked_position(p.step, sifted.position(), errors) + 1;
+  const std::int32_t row_index = p.block.first + index;
+  std::int32_t length = position_of(p.step, row_index, errors) + 1;
   if (length > p.score_stride) {
     errors.raise(KernelError::bad_position);
     length = 0;
   }
+  const std::int32_t k = p.shape.top_k;
   const Row row{.scores = p.scores + index * p.score_stride,
                 .length = length,
                 .k = k,
@@ -70,10 +61,18 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
                 .kth_score = p.kth_score + row_index,
                 .rank = rank,
                 .blocks = blocks};
+  __syncthreads();  // all is cleared
+  wait_for_kernel_before();
+  // Recall finds room where blocks leave, and looks at slots at once: here, behind our own wait, no score that
+  // prefetches is still changing them.
+  let_next_kernel_begin();
+  const Sifted sifted(p.sift, index, rank == 0);
+  if (rank == 0 && threadIdx.x == 0) {
+    begin_near(near, index);
+  }
   const bool whole = sifted.whole(row, min(p.sift.capacity, layout.capacity));
-  const std::int32_t found = sifted.found();
-  if (sifts && p.counters != nullptr && rank == 0 && threadIdx.x == 0 && length > 0) {
-    add_to(p.counters->candidates, found);
+  if (sifts && p.counters != nullptr && rank == 0 && threadIdx.x == kThreads - 1 && length > 0) {
+    add_to(p.counters->candidates, sifted.found);
     add_to(p.counters->full_selects, length >= k && !whole ? 1 : 0);
   }
   if (length < k) {
@@ -82,9 +81,9 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     }
     return;
   }
-  std::uint32_t bound = sifted.bound();
+  std::uint32_t bound = sifted.bound;
   List list;
-  if (whole) {
+  if (whole) [[likely]] {
     if (rank != 0) {
       return;
     }
@@ -101,10 +100,9 @@ __global__ __launch_bounds__(kThreads, 1) void select_cluster(const __grid_const
     if (rank != 0) {
       return;
     }
-    list = held_list(memory);
+    list = {memory.entries, memory.shared.listed};
   }
   leave_near(list, near, index);
-  __syncthreads();
   select_listed(row, list, bound, memory);
 #endif
 }
@@ -114,13 +112,14 @@ constexpr std::size_t kSharedBytes = 227 * 1024;
 /// Room for 4 k tokens or what fits beside the bitmap, at least 2 k; a capacity of 0: that does not fit.
 Layout layout_of(const SelectParams& params) {
   const std::int32_t k = params.shape.top_k;
-  constexpr std::int64_t kStep = 2 * kGroupBits;
-  const std::int64_t groups = (params.score_stride + kStep - 1) / kStep * 2;
+  constexpr std::int64_t kStep = Bitmap::kTogether * kGroupBits;
+  const std::int64_t groups = (params.score_stride + kStep - 1) / kStep * Bitmap::kTogether;
   if (k > kLargestK || groups > static_cast<std::int64_t>(kSharedBytes / sizeof(std::uint64_t))) {
     return {};
   }
   for (std::int32_t capacity = std::max(8192, 4 * k); capacity >= std::max(2 * k, kBins); capacity -= 1024) {
-    const Layout layout{capacity, static_cast<std::int32_t>(groups)};
+    const Layout layout{
+        .capacity = capacity, .groups = static_cast<std::int32_t>(groups), .bins = std::max(kBins, (k + 3) / 4 * 4)};
     if (layout.bytes() <= kSharedBytes) {
       return layout;
     }

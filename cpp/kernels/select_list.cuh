@@ -2,11 +2,13 @@
 // The top-k of a list of scored tokens, in any order, by a block.
 //
 // An entry is the ordered key above the complement of the position: entries are distinct, and the larger of two is the
-// one that is selected, ties included. All keys are at or above a bound. Threads hold the first entries in registers;
-// what does not fit there is in shared memory. Entries are counted in bins that are the wider the further above the
-// bound they lie, 64 for each power of two; a bin that holds the k-th and many others is divided further. Few entries
-// are compared with each other. What is selected is marked in a bitmap over the row's positions, and written from it.
-// Cost: two rounds over the list by one multiprocessor, two over the bitmap, two prefix sums, six barriers.
+// one that is selected, ties included. All keys are at or above a bound. Entries lie in shared memory and are counted
+// in bins that are the wider the further above the bound they lie, 64 for each power of two; a bin that holds the k-th
+// and many others is divided further. Few entries are compared with each other. What is selected is marked in a bitmap
+// over the row's positions; once it is known how many marks there are before each part of it, all entries that are
+// selected are put where they belong.
+// Cost: three rounds over the list by one multiprocessor, one over the bitmap, two prefix sums, eight barriers. All of
+// that is in rolled loops: in a layer the code has to be fetched anew, which takes longer than to execute it.
 
 #include "kernels/select_passes.cuh"
 
@@ -14,8 +16,9 @@ namespace echo::top_k {
 
 inline constexpr int kListThreads = 1024;
 inline constexpr int kListWarps = kListThreads / kWarp;
+inline constexpr int kCounters = kListThreads / 2;  ///< threads that count marks
 inline constexpr int kFew = 128;
-inline constexpr std::int32_t kGroupBits = 64;  ///< positions that are counted together
+inline constexpr std::uint32_t kGroupBits = 64;  ///< positions that are counted together
 
 __device__ inline std::uint64_t entry_of(std::uint32_t key, std::int32_t position) {
   return static_cast<std::uint64_t>(key) << 32 | ~static_cast<std::uint32_t>(position);
@@ -42,71 +45,28 @@ __device__ inline Range coarse_range(std::uint32_t bin, std::uint32_t bound) {
   return {static_cast<std::uint64_t>(bound + distance) << 32, 32 + max(shift, 1)};
 }
 
-/// A list: entry i < kHeld * kListThreads is held by thread i % kListThreads, the others lie in shared memory.
+/// A list in shared memory. A thread takes the same entries in each round.
 struct List {
-  static constexpr std::int32_t kHeld = 4096 / kListThreads;
-
-  std::uint64_t held[kHeld];     ///< 0, which is no entry, behind the end
-  const std::uint64_t* entries;  ///< [count], of which those that are held are not looked at
+  std::uint64_t* entries;
   std::int32_t count;
 
-  /// Holds the first of the entries.
-  __device__ void hold() {
-#pragma unroll
-    for (std::int32_t i = 0; i < kHeld; ++i) {
-      const std::int32_t at = index_of(i);
-      held[i] = at < count ? entries[at] : 0U;
-    }
-  }
   /// Calls visit(entry) for all entries.
   template <typename Visit>
   __device__ void for_each(Visit visit) const {
-#pragma unroll
-    for (std::int32_t i = 0; i < kHeld; ++i) {
-      if (index_of(i) < count) {
-        visit(held[i]);
-      }
-    }
 #pragma unroll 1
-    for (std::int32_t at = index_of(kHeld); at < count; at += kListThreads) {
+    for (auto at = static_cast<std::int32_t>(threadIdx.x); at < count; at += kListThreads) {
       visit(entries[at]);
     }
-  }
-  /// Calls see(entry) for all entries, and for 0, and then act(entry) for those, a few, of which that was true: no
-  /// branch for each.
-  template <typename See, typename Act>
-  __device__ void for_few(See see, Act act) const {
-    std::uint32_t few = 0;
-#pragma unroll
-    for (std::int32_t i = 0; i < kHeld; ++i) {
-      few |= see(held[i]) ? 1U << i : 0U;
-    }
-#pragma unroll 1
-    for (; few != 0U; few &= few - 1U) {
-      std::uint64_t entry = 0;
-#pragma unroll
-      for (std::int32_t i = 0; i < kHeld; ++i) {
-        entry = (few & (0U - few)) == 1U << i ? held[i] : entry;
-      }
-      act(entry);
-    }
-#pragma unroll 1
-    for (std::int32_t at = index_of(kHeld); at < count; at += kListThreads) {
-      if (see(entries[at])) {
-        act(entries[at]);
-      }
-    }
-  }
-  /// Index of a thread's i-th entry.
-  __device__ static std::int32_t index_of(std::int32_t i) {
-    return static_cast<std::int32_t>(threadIdx.x) + i * kListThreads;
   }
 };
 
 /// Positions of a row as bits, in shared memory.
 struct Bitmap {
+  static constexpr std::int32_t kTogether = 4;  ///< groups of a thread
+
   std::uint64_t* groups;  ///< [count] kGroupBits positions each
-  std::int32_t count;     ///< even
+  std::uint16_t* before;  ///< [count] marks before each group
+  std::int32_t count;     ///< a multiple of kTogether
 
   __device__ void clear() const {
 #pragma unroll 1
@@ -118,57 +78,52 @@ struct Bitmap {
     const auto place = static_cast<std::uint32_t>(position);
     atomicOr(reinterpret_cast<std::uint32_t*>(groups) + place / 32U, 1U << place % 32U);
   }
-  /// Writes the marked positions below `length` in order, no more than k, once all is marked for all threads. A warp
-  /// takes a part of them, a lane a group after the other. For `sums` see sum_before_warp.
-  __device__ void write(std::int32_t length, std::int32_t k, std::int32_t* sums, std::int32_t* selection) const {
-    const std::int32_t used = (length + kGroupBits - 1) / kGroupBits;
-    const std::int32_t size = (used + kListThreads - 1) / kListThreads * kWarp;
-    const std::int32_t end = min((warp_index() + 1) * size, used);
-    std::int32_t own = 0;
+  /// By the counters, once all positions, below `length`, are marked for all threads: counts marks before each group,
+  /// to be used behind a barrier. `sums`: shared memory for two numbers of each of their warps.
+  __device__ void count_before(std::int32_t length, std::int32_t* sums) const {
+    const auto used = static_cast<std::int32_t>((static_cast<std::uint32_t>(length) + kGroupBits - 1) / kGroupBits);
+    std::int32_t earlier = 0;
 #pragma unroll 1
-    for (std::int32_t i = warp_index() * size + lane_index(); i < end; i += kWarp) {
-      own += __popcll(groups[i]);
-    }
-    std::int32_t next = sum_before_warp(own, sums);
-#pragma unroll 1
-    for (std::int32_t first = warp_index() * size; first < end; first += 2 * kWarp) {
-      std::uint64_t marks[2];
-      std::uint32_t counts = 0;  // two in a word
-#pragma unroll
-      for (std::int32_t i = 0; i < 2; ++i) {
-        const std::int32_t at = first + i * kWarp + lane_index();
-        marks[i] = at < end ? groups[at] : 0U;
-        counts |= static_cast<std::uint32_t>(__popcll(marks[i])) << (i * 16);
+    for (std::int32_t first = 0; first < used; first += kTogether * kCounters) {
+      const std::int32_t at = first + static_cast<std::int32_t>(threadIdx.x) * kTogether;
+      std::int32_t up_to[kTogether] = {};
+      if (at < used) {
+        const auto* own = reinterpret_cast<const ulonglong2*>(groups + at);
+        const ulonglong2 pairs[2] = {own[0], own[1]};
+        up_to[0] = __popcll(pairs[0].x);
+        up_to[1] = up_to[0] + __popcll(pairs[0].y);
+        up_to[2] = up_to[1] + __popcll(pairs[1].x);
+        up_to[3] = up_to[2] + __popcll(pairs[1].y);
       }
-      counts = inclusive_warp_sum(counts);
-#pragma unroll
-      for (std::int32_t i = 0; i < 2; ++i) {
-        const auto up_to = static_cast<std::int32_t>(counts >> (i * 16) & 0xFFFFU);
-        if (next + up_to <= k) {  // always, if no token is listed twice
-          const std::int32_t position = (first + i * kWarp + lane_index()) * kGroupBits;
-          std::int32_t* to = selection + next + up_to;
-          to = write_word(static_cast<std::uint32_t>(marks[i] >> 32), position + 32, to);
-          write_word(static_cast<std::uint32_t>(marks[i]), position, to);
-        }
-        next += __shfl_sync(kAllLanes, up_to, kWarp - 1);
+      const std::int32_t inclusive = inclusive_warp_sum(up_to[3]);
+      if (lane_index() == kWarp - 1) {
+        sums[warp_index()] = inclusive;
+      }
+      meet(kCountersMeet, kCounters);
+      const auto base = static_cast<std::uint32_t>(earlier + add_up_before(sums) + inclusive - up_to[3]);
+      if (at < used) {
+        const auto pair = [&](std::int32_t low, std::int32_t high) {
+          return base * 0x10001U + static_cast<std::uint32_t>(low | high << 16);
+        };
+        *reinterpret_cast<uint2*>(before + at) = {pair(0, up_to[0]), pair(up_to[1], up_to[2])};
+      }
+      if (first + kTogether * kCounters < used) {
+        earlier += add_up<kCounters / kWarp>(sums);
+        sums += kCounters / kWarp * (first / (kTogether * kCounters) % 2 == 0 ? 1 : -1);
       }
     }
   }
-
- private:
-  /// Writes the marks of 32 positions from `first` on to the places before `to`, from the last one on: to find the
-  /// highest bit takes one instruction. Returns its place.
-  __device__ static std::int32_t* write_word(std::uint32_t marks, std::int32_t first, std::int32_t* to) {
-#pragma unroll 1
-    while (marks != 0U) {
-      const int bit = 31 - __clz(static_cast<int>(marks));
-      marks ^= 1U << bit;
-      *--to = first + bit;
-    }
-    return to;
+  /// How many marked positions there are before this one.
+  __device__ std::int32_t rank(std::int32_t position) const {
+    const auto place = static_cast<std::uint32_t>(position);
+    const std::uint32_t group = place / kGroupBits;
+    const uint2 marks = reinterpret_cast<const uint2*>(groups)[group];
+    const bool high = (place & 32U) != 0U;
+    const std::uint32_t lower = (1U << place % 32U) - 1U;
+    return before[group] + (high ? __popc(marks.x) : 0) + __popc((high ? marks.y : marks.x) & lower);
   }
 };
-static_assert(kWarp * kGroupBits < 1 << 16);
+static_assert(2 * kCounters / kWarp <= kWarp);
 
 /// Shared memory of a search in a list.
 struct ListSearch {
@@ -177,18 +132,20 @@ struct ListSearch {
   std::int32_t few_count;  ///< zero before
 };
 
-/// Marks the `wanted` largest of the few entries and finds the last of them: a warp takes an entry.
+/// Marks the `wanted` largest of the few entries, of which there are some, and finds the last of them: a warp takes an
+/// entry.
 __device__ inline void mark_few(std::int32_t wanted, const Bitmap& bitmap, ListSearch& search) {
   const std::int32_t count = min(search.few_count, kFew);
 #pragma unroll 1
   for (std::int32_t i = warp_index(); i < count; i += kListWarps) {
     const std::uint64_t entry = search.few[i];
     std::int32_t larger = 0;
+    std::int32_t j = lane_index();
 #pragma unroll 1
-    for (std::int32_t first = 0; first < count; first += kWarp) {
-      const std::int32_t j = first + lane_index();
+    do {
       larger += __popc(__ballot_sync(kAllLanes, j < count && search.few[j] > entry));
-    }
+      j += kWarp;
+    } while (j - lane_index() < count);
     if (lane_index() == 0 && larger < wanted) {
       bitmap.mark(position_in(entry));
       if (larger == wanted - 1) {
@@ -198,48 +155,68 @@ __device__ inline void mark_few(std::int32_t wanted, const Bitmap& bitmap, ListS
   }
 }
 
-/// Marks the k largest entries and returns the k-th, complete for all threads. The histogram is clear, for all threads;
-/// 1 <= k <= count.
+/// Marks the k largest entries and returns the k-th; both complete for all threads. The histogram is clear, for all
+/// threads; 1 <= k <= count.
 __device__ inline std::uint64_t mark_largest(const List& list, std::int32_t k, std::uint32_t bound,
                                              const Bitmap& bitmap, ListSearch& search, Scan& scan,
                                              std::int32_t* histogram) {
-  list.for_each([&](std::uint64_t entry) { atomicAdd(histogram + coarse_bin(key_of(entry) - bound), 1); });
-  __syncthreads();
-  Digit digit = find_digit<kListThreads>(histogram, k, scan);
-  Range range = coarse_range(digit.value, bound);
-  while (digit.count > kFew && range.bits > 0) {
+  Digit digit{.value = 0, .wanted = k, .count = 0};
+  Range range{static_cast<std::uint64_t>(bound) << 32, 0};
+  for (bool coarse = true;; coarse = false) {
     const int shift = max(0, range.bits - kDigitBits);
-    clear<kListThreads>(histogram);
-    __syncthreads();
     list.for_each([&](std::uint64_t entry) {
       const std::uint64_t distance = entry - range.first;
-      if (distance >> range.bits == 0U) {
+      if (coarse) {
+        atomicAdd(histogram + coarse_bin(key_of(distance)), 1);
+      } else if (distance >> range.bits == 0U) {
         atomicAdd(histogram + (distance >> shift), 1);
       }
     });
     __syncthreads();
     digit = find_digit<kListThreads>(histogram, digit.wanted, scan);
-    range = {range.first + (static_cast<std::uint64_t>(digit.value) << shift), shift};
+    range = coarse ? coarse_range(digit.value, bound)
+                   : Range{range.first + (static_cast<std::uint64_t>(digit.value) << shift), shift};
+    if (digit.count <= kFew || range.bits == 0) {
+      break;
+    }
+    clear<kListThreads>(histogram);
+    __syncthreads();
   }
-  const std::uint64_t first = max(range.first, std::uint64_t{1});
   const std::uint64_t last = range.first + ((std::uint64_t{1} << range.bits) - 1U);
-  const auto mark_larger = [&](std::uint64_t entry) {
+  list.for_each([&](std::uint64_t entry) {
     if (entry > last) {
       bitmap.mark(position_in(entry));
+    } else if (entry >= range.first) {
+      const std::int32_t at = atomicAdd(&search.few_count, 1);
+      if (at < kFew) {
+        search.few[at] = entry;
+      }
     }
-    return entry >= first && entry <= last;
-  };
-  const auto add_to_few = [&](std::uint64_t entry) {
-    const std::int32_t at = atomicAdd(&search.few_count, 1);
-    if (at < kFew) {
-      search.few[at] = entry;
-    }
-  };
-  list.for_few(mark_larger, add_to_few);
+  });
   __syncthreads();
   mark_few(digit.wanted, bitmap, search);
   __syncthreads();
   return search.found;
+}
+
+/// Writes the positions of the entries from `least` on, all of which are marked, in order. `sorted`: shared memory for
+/// k.
+__device__ inline void write_marked(const List& list, std::uint64_t least, const Bitmap& bitmap, std::int32_t length,
+                                    std::int32_t k, std::int32_t* sums, std::int32_t* sorted, std::int32_t* selection) {
+  if (threadIdx.x < kCounters) {
+    bitmap.count_before(length, sums);
+  }
+  __syncthreads();
+  list.for_each([&](std::uint64_t entry) {
+    if (entry >= least) {
+      sorted[bitmap.rank(position_in(entry))] = position_in(entry);
+    }
+  });
+  __syncthreads();
+#pragma unroll 1
+  for (auto i = static_cast<std::int32_t>(threadIdx.x); i < k; i += kListThreads) {
+    selection[i] = sorted[i];
+  }
 }
 
 }  // namespace echo::top_k

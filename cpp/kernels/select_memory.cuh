@@ -11,7 +11,8 @@ inline constexpr std::int32_t kLargestCluster = 16;
 /// Sizes that the host chooses; the arrays follow Shared in this order.
 struct Layout {
   std::int32_t capacity;  ///< entries of the list; while all scores are searched, the histogram of the cluster
-  std::int32_t groups;    ///< of the bitmap; even
+  std::int32_t groups;    ///< of the bitmap, a multiple of 4
+  std::int32_t bins;      ///< room for a histogram, and then for what is selected from a list
 
   std::size_t bytes() const;
 };
@@ -28,8 +29,9 @@ struct alignas(16) Shared {
 };
 
 inline std::size_t Layout::bytes() const {
-  return sizeof(Shared) + static_cast<std::size_t>(capacity + groups) * sizeof(std::uint64_t) +
-         kBins * sizeof(std::int32_t);
+  return sizeof(Shared) + static_cast<std::size_t>(capacity) * sizeof(std::uint64_t) +
+         static_cast<std::size_t>(bins) * sizeof(std::int32_t) +
+         static_cast<std::size_t>(groups) * (sizeof(std::uint64_t) + sizeof(std::uint16_t));
 }
 
 /// Shared memory of a block.
@@ -45,7 +47,8 @@ struct Memory {
         entries(reinterpret_cast<std::uint64_t*>(begin + sizeof(Shared))),
         capacity(layout.capacity),
         histogram(reinterpret_cast<std::int32_t*>(entries + layout.capacity)),
-        bitmap{reinterpret_cast<std::uint64_t*>(histogram + kBins), layout.groups} {}
+        bitmap{reinterpret_cast<std::uint64_t*>(histogram + layout.bins),
+               reinterpret_cast<std::uint16_t*>(histogram + layout.bins + 2 * layout.groups), layout.groups} {}
 
   /// What a search in a list finds cleared.
   __device__ void clear_for_list() const {

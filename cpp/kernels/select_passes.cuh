@@ -17,7 +17,8 @@ inline constexpr int kLoads = 8;  ///< scores of a lane in flight
 inline constexpr int kPiece = kLoads * kWarp;
 inline constexpr int kDigitBits = 11;
 inline constexpr int kBins = 1 << kDigitBits;
-inline constexpr int kFindersMeet = 1;  ///< hardware barrier
+inline constexpr int kFindersMeet = 1;  ///< hardware barriers
+inline constexpr int kCountersMeet = 2;
 
 /// Where the wanted key lies.
 struct Digit {
@@ -92,21 +93,19 @@ __device__ inline std::int32_t add_up_before(const std::int32_t* sums) {
       __reduce_add_sync(kAllLanes, lane_index() < warp_index() ? static_cast<unsigned>(sums[lane_index()]) : 0U));
 }
 
-/// Sum of the values of the threads of the warps before this one. `sums` is in use until the block's next barrier.
-__device__ inline std::int32_t sum_before_warp(std::int32_t value, std::int32_t* sums) {
-  const auto sum = static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(value)));
-  if (lane_index() == 0) {
-    sums[warp_index()] = sum;
-  }
-  __syncthreads();
-  return add_up_before(sums);
+/// Of all kWarps warps.
+template <int kWarps>
+__device__ inline std::int32_t add_up(const std::int32_t* sums) {
+  return static_cast<std::int32_t>(
+      __reduce_add_sync(kAllLanes, lane_index() < kWarps ? static_cast<unsigned>(sums[lane_index()]) : 0U));
 }
 
 /// Finds the bin, from the highest down, in which the `wanted`-th key lies. The histogram is aligned to 16 bytes,
-/// complete for all threads, and free again after the call. A few warps do it: more have more to issue.
+/// complete for all threads, and free again after the call. No more than half of a block do it: more warps have more to
+/// issue.
 template <int kThreads>
 __device__ inline Digit find_digit(const std::int32_t* histogram, std::int32_t wanted, Scan& scan) {
-  constexpr int kFinders = kThreads < 256 ? kThreads : 256;
+  constexpr int kFinders = kThreads < 512 ? kThreads : 512;
   constexpr int kOwn = kBins / kFinders;
   struct alignas(16) Own {
     std::int32_t bins[kOwn];
@@ -126,14 +125,18 @@ __device__ inline Digit find_digit(const std::int32_t* histogram, std::int32_t w
     meet(kFindersMeet, kFinders);
     std::int32_t above = inclusive - sum + add_up_before(scan.sums);
     if (above < wanted && wanted <= above + sum) {
+      Digit digit{};
+      bool found = false;
 #pragma unroll
       for (int i = kOwn - 1; i >= 0; --i) {
-        if (above < wanted && wanted <= above + own.bins[i]) {
-          scan.digit = {
-              .value = static_cast<std::uint32_t>(vector * kOwn + i), .wanted = wanted - above, .count = own.bins[i]};
-        }
+        digit = found ? digit
+                      : Digit{.value = static_cast<std::uint32_t>(vector * kOwn + i),
+                              .wanted = wanted - above,
+                              .count = own.bins[i]};
         above += own.bins[i];
+        found = found || wanted <= above;
       }
+      scan.digit = digit;
     }
   }
   __syncthreads();

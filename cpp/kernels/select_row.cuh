@@ -64,13 +64,6 @@ __device__ inline void prepare(Shared& shared, std::uint32_t rank, std::uint32_t
   ptx::cluster_arrive();
 }
 
-/// The list that the cluster has made, for this thread.
-__device__ inline List held_list(const Memory& memory) {
-  List list{.held = {}, .entries = memory.entries, .count = memory.shared.listed};
-  list.hold();
-  return list;
-}
-
 /// Selects from a list in the first block, which has all of the top-k. What it finds cleared: clear_for_list.
 __device__ inline void select_listed(const Row& row, const List& list, std::uint32_t bound, const Memory& memory) {
   Shared& shared = memory.shared;
@@ -79,7 +72,7 @@ __device__ inline void select_listed(const Row& row, const List& list, std::uint
   if (threadIdx.x == 0) {
     *row.kth_score = value_of_key(key_of(least));
   }
-  memory.bitmap.write(row.length, row.k, shared.scan.sums, row.selection);
+  write_marked(list, least, memory.bitmap, row.length, row.k, shared.scan.sums, memory.histogram, row.selection);
 }
 
 __device__ inline void add_to(std::int64_t& counter, std::int32_t count) {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <random>
 
 #include "kernels/cuda_check.hpp"
@@ -171,6 +172,11 @@ Result run_case(const Case& input) {
   return {read(rows), read(entries), read(logits), read(out), read(references), read(sums)};
 }
 
+/// At the ends of what is unpacked without a conversion, and beyond.
+constexpr float kOddScales[] = {0.0F,      -0.0F,    1e-40F, 0x1p-126F, 0x1.fcp-127F, 0x1p-133F,
+                                0x1.fep7F, 0x1p8F,   1.5F,   0x1.02p0F, 0x1.01p0F,    0x1.000002p-5F,
+                                -0.25F,    0x1p127F, NAN,    INFINITY};
+
 }  // namespace
 
 Case::Case(RowFormat format_, std::int32_t tiles, unsigned seed, bool wild)
@@ -195,7 +201,8 @@ Case::Case(RowFormat format_, std::int32_t tiles, unsigned seed, bool wild)
     }
     for (int group = 0; group < 4 && format == RowFormat::fp8_656; ++group) {
       const int exponent = wild ? static_cast<int>(engine() % 40) - 20 : static_cast<int>(engine() % 4) - 9;
-      const float scale = std::ldexp(1.0F, exponent);
+      const float scale =
+          wild && engine() % 4 == 0 ? kOddScales[engine() % std::size(kOddScales)] : std::ldexp(1.0F, exponent);
       std::memcpy(row + kLatent + group * 4, &scale, sizeof scale);
     }
   }

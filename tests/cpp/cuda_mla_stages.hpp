@@ -22,7 +22,7 @@ struct Case {
   std::vector<std::int32_t> slots;
   std::vector<std::uint16_t> q;
 
-  /// `wild`: NaN codes and scales from 2^-20 to 2^19 too.
+  /// `wild`: NaN codes, scales from 2^-20 to 2^19, and odd ones too.
   Case(RowFormat format_, std::int32_t tiles, unsigned seed, bool wild = false);
   std::int32_t row_bytes() const;
   /// Element of a row, in bf16 as the tensor cores have to see it.

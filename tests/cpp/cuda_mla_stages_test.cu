@@ -12,6 +12,7 @@
 #include "cuda_mla_stages.hpp"
 #include "echo/errors.hpp"
 #include "kernels/attend_sm90.hpp"
+#include "kernels/mla_work.cuh"
 #include "kernels/number_formats.hpp"
 #include "runtime/backends.hpp"
 
@@ -85,7 +86,7 @@ TEST_P(CudaMlaStages, EntriesWithoutARowReadAsZeros) {
 }
 
 TEST_P(CudaMlaStages, AnyCodeAndAnyScale) {
-  const Case input(GetParam(), 1, 4, true);  // NaN codes, scales from 2^-20 to 2^19
+  const Case input(GetParam(), 1, 4, true);  // NaN codes, scales that are no powers of two, or none at all
   expect_rows(input, run(Stage::rows, input));
 }
 
@@ -184,6 +185,20 @@ TEST(CudaMlaPlan, TakesWhatTheKernelIsMadeFor) {
   shape.top_k = 2048;
   shape.row_format = RowFormat::fp32;
   EXPECT_EQ(plan_attend_sm90(shape, 4, 0).teams, 0);
+}
+
+TEST(CudaMlaPlan, TeamsHaveOneItemEachWhereThereAreEnough) {
+  ShapeView shape{};
+  shape.query_heads = 128;
+  shape.top_k = 2048;
+  const auto teams = [&](std::int32_t rows, std::int32_t splits, std::int32_t at_once) {
+    return Work::of(shape, rows, splits, at_once).teams();
+  };
+  EXPECT_EQ(teams(1, 4, 33), Teams::once);
+  EXPECT_EQ(teams(16, 4, 33), Teams::once);
+  EXPECT_EQ(teams(17, 4, 33), Teams::deal);
+  EXPECT_EQ(teams(33, 4, 33), Teams::deal);  // two each
+  EXPECT_EQ(teams(66, 1, 132), Teams::once);
 }
 
 TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {

@@ -33,8 +33,8 @@ HOPPER = {
         "echo::KernelErrorView)"
     ],
     "attend": [
-        f"void {OWN}attend_sm90<(echo::RowFormat)0>(echo::AttendParams, echo::mla::Work, echo::AttendExchange, "
-        "echo::KernelErrorView)"
+        f"void {OWN}attend_sm90<(echo::RowFormat)0, (echo::mla::Teams)1>(echo::AttendParams, echo::mla::Work, "
+        "echo::AttendExchange, echo::KernelErrorView)"
     ],
 }
 MODEL = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3>>"

@@ -47,6 +47,18 @@ __device__ __forceinline__ void load_if(bool there, const void* address, float& 
       : "memory");
 }
 
+__device__ __forceinline__ void load_if(bool there, const void* address, std::uint32_t& value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %2, 0;\n"
+      "@p ld.global.L1::no_allocate.b32 %0, [%1];\n"
+      "}"
+      : "+r"(value)
+      : "l"(address), "r"(there ? 1 : 0)
+      : "memory");
+}
+
 /// A word likewise.
 __device__ __forceinline__ std::int32_t load_word(const void* address) {
   std::int32_t value = 0;
@@ -63,6 +75,34 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4&
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
                : "memory");
+}
+
+/// 16 bytes to shared memory where `near`, else to global memory; and from there. Without a branch, so that many are
+/// under way.
+__device__ __forceinline__ void store_either(bool near, std::uint32_t shared, void* global, const uint4& value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %6, 0;\n"
+      "@p st.shared.v4.u32 [%4], {%0, %1, %2, %3};\n"
+      "@!p st.global.v4.u32 [%5], {%0, %1, %2, %3};\n"
+      "}" ::"r"(value.x),
+      "r"(value.y), "r"(value.z), "r"(value.w), "r"(shared), "l"(global), "r"(near ? 1 : 0)
+      : "memory");
+}
+__device__ __forceinline__ uint4 load_either(bool near, std::uint32_t shared, const void* global) {
+  uint4 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %6, 0;\n"
+      "@p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "@!p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%5];\n"
+      "}"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+      : "r"(shared), "l"(global), "r"(near ? 1 : 0)
+      : "memory");
+  return value;
 }
 
 __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {

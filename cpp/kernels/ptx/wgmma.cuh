@@ -41,6 +41,12 @@ __device__ __forceinline__ std::uint64_t k_major(std::uint32_t address) {
 __device__ __forceinline__ std::uint64_t mn_major(std::uint32_t address, std::uint32_t stride) {
   return descriptor(address, stride, kSwizzleAtom);
 }
+/// The same descriptor, of which the compiler knows nothing: those of the steps are additions to it, then, and not all
+/// worked out before a loop and kept.
+__device__ __forceinline__ std::uint64_t worked_out_here(std::uint64_t descriptor) {
+  asm volatile("" : "+l"(descriptor));
+  return descriptor;
+}
 /// The operand `bytes` further on.
 __device__ __forceinline__ std::uint64_t advanced(std::uint64_t descriptor, std::uint32_t bytes) {
   return descriptor + (bytes >> 4);

@@ -1,0 +1,92 @@
+"""What the warps of a recall wait for: Nsight Compute samples a few calls of some cases of test_recall.py.
+
+A call is profiled in one pass, so that no memory has to be saved and written back: the host pool is tens of gigabytes.
+ncu empties the caches before a call, as in a step, and that of instructions too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import record
+from native.binding import LAYERS, Bench, Case, Kind
+
+CASES = [Case(1, 0), Case(1, 1024), Case(13, 533), Case(64, 2624, length=20_000)]
+CALLS = 8  # profiled, of the second replay
+_REASON = "smsp__pcsamp_warps_issue_stalled_"
+_METRICS = ["group:smsp__pcsamp_warp_stall_reasons", "smsp__inst_executed.sum", "gpu__time_duration.sum"]
+
+
+def replay(case: Case) -> None:
+    """What ncu runs: two replays of a graph of recalls."""
+    bench = Bench(case.host_bytes)
+    bench.create(case)
+    bench.replay(Kind.RECALL)
+    bench.replay(Kind.RECALL)
+    bench.destroy()
+    bench.close()
+
+
+def profile(number: int, report: Path) -> list[dict[str, str]]:
+    """Rows of ncu's table, one a call. RuntimeError with its output where it fails."""
+    options = ["--kernel-name", "regex:recall", "--launch-skip", str(LAYERS), "--launch-count", str(CALLS)]
+    options += ["--metrics", ",".join(_METRICS), "--warp-sampling-interval", "0", "--clock-control", "none"]
+    command = ["ncu", "-f", "-o", str(report), *options, sys.executable, __file__, "--replay", str(number)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode != 0:
+        raise RuntimeError(f"ncu failed:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+    table = subprocess.run(
+        ["ncu", "-i", str(report), "--page", "raw", "--csv"], capture_output=True, text=True, check=True
+    ).stdout
+    rows = list(csv.DictReader(table[table.index('"ID"') :].splitlines()))
+    return rows[1:]  # the first one has the units
+
+
+def value(row: dict[str, str], name: str) -> float:
+    """A number of ncu's table."""
+    return float(row[name].replace(",", "") or 0)
+
+
+def figures(rows: list[dict[str, str]]) -> dict[str, Any]:
+    """Shares of samples by what a warp waited for, the largest first; `selected` is one that issues."""
+    reasons = {
+        name.removeprefix(_REASON): sum(value(row, name) for row in rows)
+        for name in rows[0]
+        if name.startswith(_REASON) and not name.endswith("_not_issued")
+    }
+    samples = sum(reasons.values())
+    shares = sorted(((count / samples, name) for name, count in reasons.items() if count > 0), reverse=True)
+    return {
+        "calls": len(rows),
+        "samples": samples,
+        "stalls": {name: round(share, 3) for share, name in shares},
+        "instructions": sum(value(row, "smsp__inst_executed.sum") for row in rows) / len(rows),
+    }
+
+
+def main() -> None:
+    """Profiles the cases and records `recall_stalls.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replay", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only", type=int, nargs="*", default=range(len(CASES)), help="numbers of cases")
+    options = parser.parse_args()
+    if options.replay is not None:
+        replay(CASES[options.replay])
+        return
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in options.only:
+            rows = profile(number, Path(folder, "recall.ncu-rep"))
+            results.append({"case": CASES[number].keys(), **figures(rows)})
+            print(results[-1], flush=True)
+    record.write("recall_stalls", results)
+
+
+if __name__ == "__main__":
+    main()
