@@ -27,6 +27,7 @@ thread_local std::string g_problem;
 
 struct AttendBench {
   std::unique_ptr<Backend> backend = make_cuda_backend(0, own_kernels());
+  Buffer state{backend->device_memory(), sizeof(ReplacementState), "state"};
   Stream stream;
   std::optional<bench::TimedGraph> graph;
 
@@ -61,8 +62,8 @@ ECHO_API const char* echo_attend_problem() { return g_problem.c_str(); }
 
 ECHO_API void echo_attend_destroy(void* bench) { delete static_cast<AttendBench*>(bench); }
 
-/// Device pointers, one per layer: pools u8 [slots, row_bytes], slots i32 [batch, top_k], q bf16 [batch, heads, 576],
-/// out bf16 [batch, heads, 512]. Returns nullptr if something is wrong.
+/// Device pointers, one per layer: pools u8 [slots, row_bytes] without NaN codes, slots i32 [batch, top_k], q bf16
+/// [batch, heads, 576], out bf16 [batch, heads, 512]. Returns nullptr if something is wrong.
 ECHO_API void* echo_attend_create(const EchoAttendCase* c, void* const* pools, const std::int32_t* const* slots,
                                   const void* const* q, void* const* out) {
   try {
@@ -78,11 +79,14 @@ ECHO_API void* echo_attend_create(const EchoAttendCase* c, void* const* pools, c
                              .slots = c->slots,
                              .host_rows = 64,
                              .splits = c->splits});
+    const ReplacementState no_nan{};  // of all layers: rows have no NaN codes
+    bench->backend->copy_to_device(bench->state.data(), &no_nan, sizeof no_nan);
     bench->backend->use_stream(reinterpret_cast<std::uintptr_t>(bench->stream.get()));
     const auto body = [&] {
       for (std::int32_t layer = 0; layer < c->layers; ++layer) {
         AttendParams params{};
         params.layer.pool = static_cast<std::byte*>(pools[layer]);
+        params.layer.replacement = bench->state.data<ReplacementState>();
         params.layer.slots = c->slots;
         params.layer.row_bytes = c->row_bytes;
         params.block = {.first = 0, .count = c->batch, .tick_offset = 0};

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cache_manager/layer_view.hpp"
+#include "cache_manager/nan_codes.cuh"
 #include "kernels/warp.cuh"
 
 namespace echo {
@@ -49,6 +50,8 @@ class RowGroup {
 
   /// Once their slots are known. Rows that got none are dropped.
   __device__ void store(std::int32_t round) const {
+    const std::int32_t noted = noted_codes(layer_) / kPieceBytes;  // pieces of a row
+    std::uint32_t marks = 0;
 #pragma unroll
     for (int i = 0; i < kCopyPieces; ++i) {
       const std::int32_t piece = round + i * kWarp + lane_index();
@@ -58,9 +61,11 @@ class RowGroup {
         if (slot >= 0) {
           std::byte* to = row_address(layer_.pool, slot, layer_.row_bytes);
           reinterpret_cast<uint4*>(to)[piece - row * pieces_] = loaded_[i];
+          marks |= piece - row * pieces_ < noted ? nan_marks(loaded_[i]) : 0U;
         }
       }
     }
+    note_nan(layer_, marks);
   }
 
   /// All from a round on.

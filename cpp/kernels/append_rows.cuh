@@ -8,6 +8,7 @@
 // an FP8 row and a single warp. Nobody waits for the stores, but it seems that a launch which wrote to the host ends 2
 // to 4 us behind that. 512 rows of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate.
 
+#include "cache_manager/nan_codes.cuh"
 #include "cache_manager/residency.cuh"
 #include "kernels/elements.cuh"
 #include "kernels/params.hpp"
@@ -36,6 +37,13 @@ struct NewRowWords {
     host[index] = word;
     if (slot != nullptr) {
       slot[index] = word;
+    }
+  }
+  /// Four codes.
+  __device__ void put_codes(const LayerView& layer, std::int32_t index, std::uint32_t codes) const {
+    put(index, codes);
+    if (slot != nullptr && index < noted_codes(layer) / 4) {
+      note_nan(layer, nan_marks(codes));
     }
   }
 };
@@ -80,7 +88,8 @@ __device__ inline void put_fp8(const AppendParams& p, std::int64_t first, const 
       for (float& value : values[i]) {
         value = scaled_down(value, scale);
       }
-      words.put(group * kWarp + lane_index(), pack_e4m3(values[i][0], values[i][1], values[i][2], values[i][3]));
+      words.put_codes(p.layer, group * kWarp + lane_index(),
+                      pack_e4m3(values[i][0], values[i][1], values[i][2], values[i][3]));
       if (lane_index() == 0) {
         words.put(scales + group, bits_of(scale));
       }
@@ -107,7 +116,7 @@ __device__ inline void put_row(const AppendParams& p, std::int32_t row, const Ro
     const auto* encoded = reinterpret_cast<const std::uint32_t*>(
         row_address(static_cast<const std::byte*>(p.kv), row, p.layer.row_bytes));
     for (std::int32_t i = part.first(); i < p.layer.row_bytes / 4; i += part.step()) {
-      words.put(i, encoded[i]);
+      words.put_codes(p.layer, i, encoded[i]);
     }
   } else if (p.shape.row_format == RowFormat::fp8_656) {
     put_fp8(p, first, part, words);

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cache_manager/address.hpp"
+#include "cache_manager/nan_codes.cuh"
 #include "kernels/kernel_errors.hpp"
 #include "kernels/mla_tile.cuh"
 #include "kernels/mla_unpack.cuh"
@@ -112,14 +113,16 @@ class Gather<RowFormat::fp8_656> {
 
   /// Waits for the loads; returns whether unpack() gets all of them right. Before there is a place for them: codes that
   /// are not looked at once they are unpacked leave their registers to what is stored next, which would wait until the
-  /// stores before have read theirs.
-  __device__ __forceinline__ bool usual() const {
-    std::uint32_t marks[2] = {is_usual_scale(scales_) ? 0U : kUnusual, 0U};
+  /// stores before have read theirs. `nan`: some may be NaN.
+  __device__ __forceinline__ bool usual(bool nan) const {
+    std::uint32_t marks[2] = {is_usual_scale(scales_) ? 0U : kNanMarks, 0U};
+    if (nan) [[unlikely]] {
 #pragma unroll
-    for (std::uint32_t i = 0; i < kWarpEntries; ++i) {
-      marks[i % 2] |= nan_marks(codes_[i]);
+      for (std::uint32_t i = 0; i < kWarpEntries; ++i) {
+        marks[i % 2] |= nan_marks(codes_[i]);
+      }
     }
-    return __all_sync(kAllLanes, is_usual(marks[0] | marks[1]));
+    return __all_sync(kAllLanes, ((marks[0] | marks[1]) & kNanMarks) == 0U);
   }
 
   /// Stores that half, its first row in the first atom at `to`.
@@ -174,7 +177,7 @@ class Gather<RowFormat::bf16_1152> {
   __device__ __forceinline__ explicit Gather(const std::byte* pool) : pool_(pool) {}
 
   __device__ __forceinline__ void start(std::int32_t /*slots*/, std::uint32_t /*half*/) {}
-  __device__ __forceinline__ bool usual() const { return true; }
+  __device__ __forceinline__ bool usual(bool /*nan*/) const { return true; }
 
   __device__ __forceinline__ void store(bool /*usual*/, std::uint32_t to, std::int32_t slots, std::uint32_t half) {
     const std::uint32_t chunk = gatherer() % 8;  // eight lanes have a row
@@ -230,6 +233,7 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
   Place place(p, work, split, stretch, stretch.first_item());  // of which slots are requested
   std::int32_t slots = kNone;
   std::int32_t coming = request_slot(p.slots, place);
+  const bool nan = kFormat == RowFormat::fp8_656 && may_have_nan(p.layer);
   const std::uint32_t halves = kHalves * static_cast<std::uint32_t>(__shfl_sync(kAllLanes, stretch.length, 0));
   // A turn stores a half, but the first one, and starts the loads of the next. All is once in the code, which has to be
   // fetched as it is run.
@@ -243,7 +247,7 @@ __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, 
     const std::int32_t next = half == 0 ? slots : coming;
     prefetch_rows<kFormat>(p.layer.pool, next, half ^ 1U);
     if (turn > 0) {
-      const bool usual = rows.usual();
+      const bool usual = rows.usual(nan);
       shared.empty[half].wait(~tile & 1U);
       if (turn == 1) {
         meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tile; later, full and empty do

@@ -2,8 +2,9 @@
 // Stored e4m3 codes as bf16, exactly, without the conversion unit: a code's seven bits are moved to where a bf16 has
 // the low four bits of its exponent and the high three of its mantissa. That is the value times 2^-120, subnormals
 // included, so one multiplication by 2^120 x scale, a power of two, gives value x scale. Per pair of codes: a byte
-// permute, a shift, a mask and a multiplication; a quarter of that again to look for NaN. What this gets wrong - NaN
-// codes, scales from 2^8 on or with more bits than a bf16 has - is noticed and left to convert(), the definition.
+// permute, a shift, a mask and a multiplication; half of that again to look for NaN, where there may be any
+// (nan_codes.cuh). What this gets wrong - NaN codes, scales from 2^8 on or with more bits than a bf16 has - is noticed
+// and left to convert(), the definition.
 
 #include <cstdint>
 
@@ -48,16 +49,6 @@ __device__ __forceinline__ uint4 unpack(const uint4& codes, const Order& order, 
                     unpack_pair(codes.y, codes.w, order.even, factor),
                     unpack_pair(codes.y, codes.w, order.odd, factor));
 }
-
-/// Bit 7 of a byte of the result is set if one of the codes is NaN (0x7F or 0xFF), which unpack_pair takes for 480:
-/// those are the codes whose sign bit changes when 1 is added. A carry only comes from a NaN too.
-__device__ __forceinline__ std::uint32_t nan_marks(const uint4& codes) {
-  constexpr std::uint32_t kOnes = 0x01010101U;
-  return (codes.x ^ (codes.x + kOnes)) | (codes.y ^ (codes.y + kOnes)) | (codes.z ^ (codes.z + kOnes)) |
-         (codes.w ^ (codes.w + kOnes));
-}
-inline constexpr std::uint32_t kUnusual = 0x80808080U;  ///< the marks that count
-__device__ __forceinline__ bool is_usual(std::uint32_t marks) { return (marks & kUnusual) == 0U; }
 
 /// Two codes, by the definition.
 __device__ inline std::uint32_t convert(std::uint32_t codes, float scale) {
