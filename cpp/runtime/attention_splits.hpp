@@ -21,9 +21,9 @@ namespace attention_splits {
 // As measured on an H200.
 /// At once, of 132: in a layer, a launch of 130 (13 sessions, 5 splits) took 1 us longer than one of 104 (4 splits).
 inline constexpr std::int64_t kBlocks = 128;
-inline constexpr std::int64_t kHalfCycles = 5100;       ///< of 64 selected rows
-inline constexpr std::int64_t kItemCycles = 20'000;     ///< to begin a query, and to put its parts together
-inline constexpr std::int64_t kHandingCycles = 15'000;  ///< to hand over one query and to take over another
+inline constexpr std::int64_t kHalfCycles = 4600;       ///< of 64 selected rows
+inline constexpr std::int64_t kItemCycles = 18'000;     ///< to begin a query, and to put its parts together
+inline constexpr std::int64_t kHandingCycles = 13'500;  ///< to hand over one query and to take over another
 inline constexpr std::int64_t kMost = 16;               ///< parts
 inline constexpr std::int64_t kAnyway = 4;              ///< parts where the choice makes little difference
 inline constexpr std::int64_t kLeastSelected = 1024;    ///< rows, for it to make one
