@@ -8,8 +8,10 @@ they are in a step, and that of instructions too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ from native.binding import Bench, Case, Kind
 CASES = [Case(1, 0), Case(64, 2624, length=20_000), Case(1, 1024), Case(13, 533)]
 SKIPPED = 10  # calls
 CALLS = 6  # profiled behind them
+SECONDS = 120  # for a case, most of them for ncu to look at the host pool
 _REASON = "smsp__pcsamp_warps_issue_stalled_"
 _METRICS = ["group:smsp__pcsamp_warp_stall_reasons", "smsp__inst_executed.sum", "gpu__time_duration.sum"]
 
@@ -34,15 +37,23 @@ def replay(case: Case) -> None:
 
 
 def profile(number: int, report: Path) -> list[dict[str, str]]:
-    """Rows of ncu's table, one a call. RuntimeError with its output where it fails."""
+    """Rows of ncu's table, one a call. RuntimeError with its output where it fails, TimeoutExpired where it hangs."""
     options = ["--kernel-name", "regex:recall", "--launch-skip", str(SKIPPED), "--launch-count", str(CALLS)]
     options += ["--kill", "on"]
     options += ["--metrics", ",".join(_METRICS), "--warp-sampling-interval", "0", "--clock-control", "none"]
     command = ["ncu", "-f", "-o", str(report), *options, sys.executable, __file__, "--replay", str(number)]
     lazily = {**os.environ, "CUDA_MODULE_LOADING": "LAZY"}  # ncu looks at all that is loaded
-    ran = subprocess.run(command, capture_output=True, text=True, env=lazily)
+    # In a process group: what ncu runs must not outlive it, holding the host pool.
+    ran = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=lazily, start_new_session=True
+    )
+    try:
+        said, _ = ran.communicate(timeout=SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ran.pid, signal.SIGKILL)
     if not report.exists():  # what is killed counts as failed
-        raise RuntimeError(f"ncu failed:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+        raise RuntimeError(f"ncu failed:\n{said[-2000:]}")
     table = subprocess.run(
         ["ncu", "-i", str(report), "--page", "raw", "--csv"], capture_output=True, text=True, check=True
     ).stdout
@@ -78,6 +89,7 @@ def main() -> None:
     parser.add_argument("--replay", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--only", type=int, nargs="*", default=range(len(CASES)), help="numbers of cases")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what runs is ended, too
     if options.replay is not None:
         replay(CASES[options.replay])
         return
