@@ -26,7 +26,7 @@ SKIPPED = 10  # calls
 CALLS = 6  # profiled behind them
 SECONDS = 120  # for a case, most of them for ncu to look at the host pool
 _REASON = "smsp__pcsamp_warps_issue_stalled_"
-_METRICS = ["group:smsp__pcsamp_warp_stall_reasons", "smsp__inst_executed.sum", "gpu__time_duration.sum"]
+_METRICS = ["group:smsp__pcsamp_warp_stall_reasons", "smsp__inst_executed.sum"]
 
 
 def replay(case: Case) -> None:

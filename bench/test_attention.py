@@ -54,7 +54,7 @@ class Case(ctypes.Structure):
 
 
 class Inputs:
-    """Rows, slots and queries of so many layers that their rows are several times the second-level cache."""
+    """Rows, slots and queries of so many layers that their rows are several times the L2 cache."""
 
     def __init__(self, batch: int, heads: int, row_bytes: int) -> None:
         self.batch, self.heads, self.row_bytes = batch, heads, row_bytes

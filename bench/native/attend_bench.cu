@@ -1,11 +1,12 @@
 // Attention of one decode step as benchmarks call it: a graph of `layers` calls, each with its own rows, slots and
-// queries, so that second-level caches are as cold as in a step. Memory belongs to the caller.
+// queries, so that L2 caches are as cold as in a step. Memory belongs to the caller.
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "cache_manager/replacement.hpp"
 #include "echo/errors.hpp"
 #include "kernels/cuda_handles.hpp"
 #include "runtime/attention_splits.hpp"

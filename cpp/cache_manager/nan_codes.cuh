@@ -8,13 +8,16 @@
 #include <cstdint>
 
 #include "cache_manager/residency.cuh"
+#include "echo/model_shape.hpp"
 
 namespace echo {
 
 inline constexpr std::uint32_t kNanMarks = 0x80808080U;
 
-/// Codes at the begin of each row, where they are looked at: in rows as attention for Hopper unpacks them.
-__device__ inline std::int32_t noted_codes(const LayerView& layer) { return layer.row_bytes == 656 ? 512 : 0; }
+/// Codes at the beginning of each row, where they are looked at: in rows as attention for Hopper unpacks them.
+__device__ inline std::int32_t noted_codes(const LayerView& layer) {
+  return layer.row_bytes == kFp8RowBytes ? kFp8RowCodes : 0;
+}
 
 /// Of four codes: a bit of kNanMarks is set if one is NaN. Those are the codes whose sign bit changes when 1 is added;
 /// a carry only comes from a NaN, too.

@@ -1,22 +1,18 @@
 // recall: makes the selected rows resident and says in which slots they are. One launch, many blocks, no barrier
 // between them: residency.cuh says what keeps them from each other's slots.
+// Cost on an H200 (bench/results/recall.json): 2.8 us for 2,048 hits, 3.6 for 26,624; 20, 63 and 205 us with 533, 2,665
+// and 13,312 misses among the latter. In a layer it takes 3.2 where nothing is missed; docs/design.md has the timeline.
 //
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
-// Half of the warps
-//   look up       what its entries name (look_up_rows.cuh), and write the slots of hits,
-//   start rows    from host memory into shared memory, before it is certain that they are this block's
-//   (early_rows.cuh), list misses   in order, in shared memory, copy          those rows to the slots that they got,
-//   then others (copy_rows.cuh), when it is the block's turn, wait          for rows that other blocks fetch;
-// the other half finds slots meanwhile (claim_slots.cuh), leaves a hint (leave_hint.cuh), then helps to copy.
-// The first blocks write the new rows of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and
-// entries that select them are hits. The launch may overlap the end of the kernel before it: meanwhile new rows are
-// written, claimers look at their windows and fetch what will be looked up into the L2 cache (prefetch_maps.cuh), and
-// lookers read a block table, as nothing of that depends on the selection. Attention may begin once the selection is
-// there; docs/design.md has the timeline.
-// Cost on an H200 (bench/results/recall.json): 3.1 us for 26,624 hits; 20, 63 and 204 us with 533, 2,665 and 13,312
-// misses among them. Within a layer it ends 1.4 us behind its wait where nothing is missed.
-#include <algorithm>
-
+// Half of its warps look up what the entries name (look_up_rows.cuh) and write the slots of hits. They begin to load a
+// few missing rows from the host before it is certain that these are the block's (early_rows.cuh), list what is missing
+// in shared memory, in order, and copy those rows to the slots that they got: the early ones at once, others when it is
+// the block's turn (copy_rows.cuh). Then they wait for rows that other blocks fetch. The other half finds slots
+// meanwhile (claim_slots.cuh), leaves a hint (leave_hint.cuh), and helps to copy. The first blocks write the new rows
+// of the pass, if kv is given (append_rows.cuh). Those have slots since begin, and entries that select them are hits.
+// The launch may overlap the end of the kernel before it: meanwhile new rows are written, claimers look at their
+// windows and fetch what will be looked up into the L2 cache (prefetch_maps.cuh), and lookers read a block table, as
+// nothing of that depends on the selection. Attention may begin once the selection is there.
 #include "cache_manager/claim_slots.cuh"
 #include "cache_manager/copy_rows.cuh"
 #include "cache_manager/early_rows.cuh"
@@ -35,8 +31,7 @@ constexpr int kThreads = 512;
 constexpr int kAllWarps = kThreads / kWarp;
 constexpr int kLookers = kThreads - kClaimers;
 constexpr int kLookWarps = kLookers / kWarp;
-constexpr int kBlocksPerSm = 2;          ///< that run together
-constexpr std::int32_t kLeastLanes = 4;  ///< a single session leaves attention multiprocessors of its own
+constexpr int kBlocksPerSm = 2;  ///< that run together
 constexpr int kMostPerThread = 8;
 constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
 /// Warps that write a new row, as far as rows are few: a single one takes 6 us for an FP8 row.

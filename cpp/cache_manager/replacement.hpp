@@ -45,9 +45,9 @@ struct alignas(8) ReplacementState {
   std::int32_t hand;         ///< where the next window begins (CPU)
   std::uint32_t copied = 0;  ///< blocks of the call under way that have copied their rows (GPU), 0 between calls
   // On a GPU these two are read together, as one word.
-  std::int32_t free;        ///< slots on the stack of free ones
-  std::int32_t popped = 0;  ///< latest tick in which a recall found some there, and may have taken them (GPU)
-  std::int32_t missed = 0;  ///< latest tick in which rows were missing, or had been until score (GPU)
+  std::int32_t free;           ///< slots on the stack of free ones
+  std::int32_t popped = 0;     ///< latest tick in which a recall found some there, and may have taken them (GPU)
+  std::int32_t missed = 0;     ///< latest tick in which rows were missing, or had been until score (GPU)
   std::int32_t nan_codes = 0;  ///< 1 once a row with a NaN code has come to a slot (GPU): nan_codes.cuh
 };
 

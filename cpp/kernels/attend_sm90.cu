@@ -2,14 +2,14 @@
 //
 // A block takes its split in tiles of 128 entries. Two warpgroups gather rows by slot into shared memory, as bf16
 // (mla_gather.cuh); two others take turns on logits, softmax and 64 x 256 fp32 sums each, in registers
-// (mla_attend.cuh). Blocks of a team meet through the second-level cache. Most steps have no more items than teams
+// (mla_attend.cuh). Blocks of a team meet through the L2 cache. Most steps have no more items than teams
 // (mla_once.cuh). Where there are more, all tiles are dealt out in equal parts, an item that two teams have is handed
 // over as it is (mla_stretch.hpp, mla_hand_over.cuh), and blocks meet (mla_meet.cuh) while the rows and queries of
 // their next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many teams
 // there are.
 // Cost, FP8 rows on an H200: 410 TFLOP/s with 64 query rows of 128 heads, 400 with 102. A tile takes some 9,200 cycles,
 // as gathering does; the chain of logits, softmax and outputs needs 8,400, the tensor cores 4,352, shared memory 4,820.
-// An item takes 6,700 more to leave its sums, tell and combine. docs/design.md has the parts.
+// An item takes 7,400 to 8,600 more to leave its sums, tell and combine. docs/design.md has the parts.
 // 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16 rows), 217 KB of shared memory: one block per
 // multiprocessor.
 //

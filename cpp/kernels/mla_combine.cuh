@@ -36,6 +36,7 @@ class Factors {
       }
     }
   }
+  /// Once they are there.
   __device__ __forceinline__ void add_sums() {
 #pragma unroll
     for (std::uint32_t i = 0; i < kEach; ++i) {
@@ -153,6 +154,7 @@ __device__ __forceinline__ void combine_of(const AttendParams& p, std::int64_t r
   outputs.store<kMine>(first_piece, mine, [&](std::uint32_t i) { return values[i]; });
 }
 
+/// Likewise, for any number of splits from 2 on.
 template <typename Meeting>
 __device__ __forceinline__ void combine(const AttendParams& p, std::int64_t row, std::int32_t first,
                                         const Meeting& meeting) {

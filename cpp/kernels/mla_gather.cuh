@@ -5,7 +5,9 @@
 // Warp w of the eight has entries 8 w to 8 w + 7 of each half; its lanes i and i + 16 have the slot of entry i % 8 of
 // half i / 8. FP8 rows go through registers: a lane has ten pieces of 16 bytes in flight (41 KB per block), then
 // unpacks and stores them. A load is the latents of one row: a quarter of a warp reads 128 bytes of it, where those of
-// two rows would be twice as many requests. BF16 rows are copied as they are.
+// two rows would be twice as many requests. BF16 rows are copied as they are. Lines of the next half's rows are asked
+// for before a half is stored. Cost of a half, for a warp on an H200: 300 to 500 cycles to start loads, 1,500 to 2,000
+// until they are there, 1,200 to 1,400 to unpack and store.
 
 #include <cstddef>
 #include <cstdint>
@@ -55,7 +57,7 @@ __device__ __forceinline__ std::int32_t slot_of(std::int32_t slots, std::uint32_
   return __shfl_sync(kAllLanes, slots, static_cast<int>(half * kWarpEntries + entry));
 }
 
-/// Brings the warp's rows of a half into the second-level cache, a line each of a row's four lanes.
+/// Brings the warp's rows of a half into the L2 cache, a line each of a row's four lanes.
 template <RowFormat kFormat>
 __device__ __forceinline__ void prefetch_rows(const std::byte* pool, std::int32_t slots, std::uint32_t half) {
   constexpr std::uint32_t kBytes = kFormat == RowFormat::fp8_656 ? kFp8RowBytes : kBf16RowBytes;

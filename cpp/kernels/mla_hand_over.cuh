@@ -1,6 +1,6 @@
 #pragma once
 // An item that two teams do one after the other: the blocks of the first leave their running sums in device memory
-// (132 KB each, in practice the second-level cache), as they are, and those of the second go on from there, split by
+// (132 KB each, in practice the L2 cache), as they are, and those of the second go on from there, split by
 // split. So the outputs have the bits that one team alone would get.
 //
 // Each warp leaves its own part and tells the same warp of the other block, without a barrier. Nobody waits for

@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_query(const AttendParams& p, std::int64_t r
   }
 }
 
-/// Brings what load_query will take into the second-level cache.
+/// Brings what load_query will take into the L2 cache.
 __device__ __forceinline__ void prefetch_query(const AttendParams& p, std::int64_t row, std::int32_t first) {
   const auto heads = static_cast<std::uint32_t>(min(kHeads, p.shape.query_heads - first));
   const std::uint32_t element = p.q_dtype == DType::bf16 ? 2 : 4;

@@ -1,5 +1,5 @@
 #pragma once
-// Where the blocks of a team meet, in the second-level cache: the parts that they hand to each other, and the words by
+// Where the blocks of a team meet, in the L2 cache: the parts that they hand to each other, and the words by
 // which they tell. A warp has the sums of 16 heads and 256 columns of its split, in registers as the tensor cores leave
 // them; it writes them as they are, and tells the warps at its place in the other blocks.
 //

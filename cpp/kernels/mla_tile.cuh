@@ -21,7 +21,6 @@ namespace echo::mla {
 inline constexpr int kLatent = 512;
 inline constexpr int kRope = 64;
 inline constexpr int kRowDim = kLatent + kRope;
-inline constexpr int kFp8RowBytes = 656;
 inline constexpr int kBf16RowBytes = 1152;
 
 inline constexpr int kHeads = 64;  ///< of a block, filled up where there are fewer

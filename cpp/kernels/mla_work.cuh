@@ -28,7 +28,7 @@ struct Seat {
 
 /// What a launch consists of. Items are query rows x groups of 64 heads: all rows' first group, then all rows' second.
 /// Of equal stretches of them, half of which are one group's, a row's two begin at about the same time, and one finds
-/// in the second-level cache what the other has brought.
+/// in the L2 cache what the other has brought.
 struct Work {
   std::int32_t rows;  ///< of queries
   Deal deal;          ///< of the items to the teams, which have a block for each split
@@ -74,6 +74,7 @@ __device__ __forceinline__ std::int64_t query_row(const AttendParams& p, const W
   return static_cast<std::int64_t>(p.block.first) + work.row(item);
 }
 
+/// The block's own.
 __device__ __forceinline__ Seat seat_of(const AttendParams& p, const Work& work, const Shared& shared) {
   const auto ticket = static_cast<std::uint32_t>(ptx::load_shared_volatile(ptx::shared_address(&shared.ticket)));
   return work.seat(ticket, p.splits);

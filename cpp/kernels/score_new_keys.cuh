@@ -6,11 +6,10 @@
 // once, the same bytes. Key blocks are fetched without them. The warp encodes the first few of a thread block's new
 // keys to shared memory, where the warpgroup that comes to their block puts them into it; so nobody waits for their way
 // through global memory. A new key may be the first that a thread block scores: before anything else is known, the
-// inputs are brought near. Further ones, and those of products of several rows, go to the index cache first, by warps
-// of rows, a lane four of each key's 128 dimensions, and the fetching warp waits for them before a session's newest
-// blocks.
-// Cost: where the fetching warp waits, some 2 us in a thread block that has few key blocks before a session's newest; 3
-// in a layer, where all is cold.
+// inputs are brought near. Further ones, and those of products of several rows, go to the index cache first, up to
+// 32 at a time, a lane four of each key's 128 dimensions, and the fetching warp waits for them before a session's
+// newest blocks. Cost: where the fetching warp waits, some 2 us in a thread block that has few key blocks before a
+// session's newest; 3 in a layer, where all is cold.
 
 #include "kernels/elements.cuh"
 #include "kernels/score_runs.cuh"

@@ -10,8 +10,8 @@
 // to, a loader writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
 // (score_sift.cuh), and a loader lists rows for a few thread blocks that fetch them ahead (score_prefetch.cuh).
 // Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way. On an H200,
-// 64 heads, a row per session: 4.0 us for 1 x 16K tokens, 6.6 for 1 x 100K, 49 for 13 x 100K, 226 for 64 x 100K;
-// with two rows per session 53 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37. In one
+// 64 heads, a row per session: 4.0 us for 1 x 16K tokens, 6.6 for 1 x 100K, 48 for 13 x 100K, 226 for 64 x 100K;
+// with two rows per session 51 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37. In one
 // run, of 48.5 and 226 for 13 and 64 x 100K, storing the scores took 3.7 and 18, the arithmetic 0.6 and 4. Scores are
 // 3 % of the bytes; it seems that the L2 cache writes them back while keys are read. Where calls came behind one that
 // read keys without the hint to give them up first, 13 x 100K took 44.

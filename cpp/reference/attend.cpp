@@ -3,7 +3,7 @@
 // One piece of work is a query row with some of its heads; with fewer rows than threads, heads are
 // divided. It decodes the selected rows into floats (2.3 KB each; 4.7 MB for 2,048), takes all
 // logits, the softmax over the whole selection, and the weighted sum. Both products run over tiles
-// of 32 rows, small enough for the second-level cache (simd/attend_loops.cpp). Each head is summed
+// of 32 rows, small enough for the L2 cache (simd/attend_loops.cpp). Each head is summed
 // in the order of the selection, whoever shares its piece.
 #include "reference/attend.hpp"
 

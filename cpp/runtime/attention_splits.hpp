@@ -6,7 +6,7 @@
 // attend_sm90 gives each part a block. Few parts keep few multiprocessors busy in a small step; many parts cost time
 // to be put together. Where there are more queries than teams of blocks, each gets an equal part of all tiles; a query
 // that two of them have is handed over. What is minimised is the cycles of a team of an H200. More than 16 parts would
-// make a step of one or two rows faster by 8 percent, as measured, but prefill, which has as many, take twice as long,
+// make a step of one row faster by 13 percent, as was measured, but prefill, which has as many, take twice as long,
 // by this count.
 
 #include <algorithm>
@@ -19,7 +19,8 @@ namespace echo {
 namespace attention_splits {
 
 // As measured on an H200.
-/// At once, of 132: in a layer, a launch of 130 (13 sessions, 5 splits) took 1 us longer than one of 104 (4 splits).
+/// At once, of 132: in a layer, a launch of 130 (13 sessions, 5 splits) made it 0.4 to 1 us longer than one of 104 (4
+/// splits).
 inline constexpr std::int64_t kBlocks = 128;
 inline constexpr std::int64_t kHalfCycles = 4600;       ///< of 64 selected rows
 inline constexpr std::int64_t kItemCycles = 18'000;     ///< to begin a query, and to put its parts together

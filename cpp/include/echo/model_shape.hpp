@@ -14,6 +14,10 @@ inline constexpr std::int32_t kBlockTokens = 64;
 /// Elements of an FP8 row that share a scale.
 inline constexpr std::int32_t kFp8Group = 128;
 
+/// Of a row in the format fp8_656: all bytes, and codes, which come first.
+inline constexpr std::int32_t kFp8RowBytes = 656;
+inline constexpr std::int32_t kFp8RowCodes = 512;
+
 /// Blocks that hold so many tokens.
 constexpr std::int64_t blocks_of(std::int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 

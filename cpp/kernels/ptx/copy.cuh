@@ -47,6 +47,7 @@ __device__ __forceinline__ void load_if(bool there, const void* address, float& 
       : "memory");
 }
 
+/// A word, likewise.
 __device__ __forceinline__ void load_if(bool there, const void* address, std::uint32_t& value) {
   asm volatile(
       "{\n"
@@ -141,12 +142,12 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;
 
 inline constexpr std::int32_t kCacheLine = 128;
 
-/// Brings a line into the second-level cache, without waiting.
+/// Brings a line into the L2 cache, without waiting.
 __device__ __forceinline__ void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/// Brings `bytes` from an address, both multiples of 16, into the second-level cache. The copy engine does it: no fence
+/// Brings `bytes` from an address, both multiples of 16, into the L2 cache. The copy engine does it: no fence
 /// and no cp.async.wait waits for it, as they would for copies or loads.
 __device__ __forceinline__ void prefetch(const void* address, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");

@@ -22,7 +22,7 @@ __device__ __forceinline__ bool elect() {
   return elected != 0;
 }
 
-/// How the second-level cache is to treat what a copy reads: give it up first if nobody will read it again.
+/// How the L2 cache is to treat what a copy reads: give it up first if nobody will read it again.
 __device__ __forceinline__ std::uint64_t create_policy(bool read_again) {
   std::uint64_t policy = 0;
   if (read_again) {
