@@ -101,7 +101,8 @@ __device__ __forceinline__ void consume_once(const AttendParams& p, const Work& 
   for (std::uint32_t tile = 0; tile < tiles; ++tile) {
     attend_tile(scale, group, tile & 1U, shared, attention);
   }
-  // Nobody reads the query any more: the warpgroup whose half was last has said so with the weights.
+  // Nobody reads the query any more: products are complete for all warps of a warpgroup at once, and the warpgroup
+  // whose half was last has said with the weights that its logits are.
   const auto splits = static_cast<std::uint32_t>(p.splits);
   const Seat seat = seat_of(p, work, shared);
   const auto item = static_cast<std::int32_t>(seat.team);

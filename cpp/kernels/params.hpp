@@ -68,7 +68,7 @@ inline ShapeView shape_view(const ModelShape& shape) {
 /// What score finds out about a query row on the way. Keys are ordered keys of scores (number_formats.hpp).
 struct alignas(16) RowSift {
   std::int32_t found;        ///< candidates; only the first `capacity` of them are listed
-  std::int32_t compared;     ///< scores that were compared with the bounds
+  std::int32_t compared;     ///< scores that were compared with the bounds, if no block of the table was bad
   std::uint32_t candidates;  ///< key of the bound of candidates; 0: none, nothing is compared
   std::uint32_t prefetch;    ///< key of the bound of prefetch, at least as high
 };

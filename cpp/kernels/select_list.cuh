@@ -182,7 +182,8 @@ __device__ inline std::uint64_t mark_largest(const List& list, std::int32_t k, s
     clear<kListThreads>(histogram);
     __syncthreads();
   }
-  const std::uint64_t last = range.first + ((std::uint64_t{1} << range.bits) - 1U);
+  // The last bin may reach beyond the largest key.
+  const std::uint64_t last = range.first + min((std::uint64_t{1} << range.bits) - 1U, ~range.first);
   list.for_each([&](std::uint64_t entry) {
     if (entry > last) {
       bitmap.mark(position_in(entry));

@@ -20,7 +20,7 @@
 namespace echo::cuda_test {
 
 /// Score distributions that break selections: name by number.
-inline constexpr int kScoreKinds = 16;
+inline constexpr int kScoreKinds = 18;
 inline float score_of(int kind, std::int32_t position, std::int32_t length, std::mt19937& engine) {
   std::normal_distribution<float> normal;
   switch (kind) {
@@ -54,6 +54,11 @@ inline float score_of(int kind, std::int32_t position, std::int32_t length, std:
       return normal(engine) + (position > length - 2100 ? 10.0F : 0.0F);  // the newest tokens
     case 14:
       return normal(engine) + (position % 64 < 2 ? 5.0F : 0.0F);  // a period
+    case 15:  // a few in the bin of the largest keys, far above ties that reach a bound
+    case 16: {
+      const float most = kind == 15 ? std::numeric_limits<float>::infinity() : 3e38F;
+      return engine() % 410 == 0 ? most : (engine() % 8 == 0 ? (kind == 15 ? 1.0F : 0.96F) : 0.5F);
+    }
     default:
       return engine() % 3 == 0 ? normal(engine) : std::numeric_limits<float>::infinity();
   }
