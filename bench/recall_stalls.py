@@ -99,7 +99,7 @@ def main() -> None:
             rows = profile(number, Path(folder, "recall.ncu-rep"))
             results.append({"case": CASES[number].keys(), **figures(rows)})
             print(results[-1], flush=True)
-    record.write("recall_stalls", results)
+            record.write("recall_stalls", results)  # what there is, should the next one hang
 
 
 if __name__ == "__main__":

@@ -59,15 +59,12 @@ TEST_F(CudaNanCodes, OfRecalledRowsAreNoted) {
 }
 
 TEST_F(CudaNanCodes, OfNewRowsAreNotedWhereTheyHaveSlots) {
-  const auto values = [](World& world) {
-    return std::vector<float>(static_cast<std::size_t>(world.sizes.rows()) * 576, 1.0F);
-  };
   for (const bool has_nan : {false, true}) {
     for (const bool claims : {false, true}) {
       for (const bool together : {false, true}) {  // by recall, or by append
         Coded coded;
         World& world = coded.world;
-        std::vector<float> kv = values(world);
+        std::vector<float> kv(static_cast<std::size_t>(world.sizes.rows()) * 576, 1.0F);
         kv[530] = std::numeric_limits<float>::quiet_NaN();  // of the rope: no code
         if (has_nan) {
           kv[576 + 300] = std::numeric_limits<float>::quiet_NaN();

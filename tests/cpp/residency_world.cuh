@@ -296,7 +296,7 @@ class World {
                       .may_fail = may_fail_,
                       .failed = failed_};
     work(check, check.count());
-    work(Balance{.check = check, .warm = warm}, 1);
+    work(Balance{.check = check, .warm = warm, .one_by_one = !on_gpu_}, 1);
   }
 
   template <typename Work>
