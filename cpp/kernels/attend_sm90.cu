@@ -47,10 +47,9 @@ __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant
     const bool ordered = p.splits > 1 || work.deal.cut();                              // some block waits for another
     shared.ticket = ordered ? atomicInc(exchange.ticket, gridDim.x - 1) : blockIdx.x;  // 0 again after the last
     shared.stretch = work.deal.stretch(static_cast<std::int32_t>(work.seat(shared.ticket, p.splits).team));
-    const auto consumer_warps = static_cast<std::uint32_t>(kConsumers / kWarp);
     for (int half = 0; half < kHalves; ++half) {
       shared.full[half].init(kGatherWarps);
-      shared.empty[half].init(consumer_warps);
+      shared.empty[half].init(kConsumerWarps);
     }
   }
   __syncthreads();

@@ -35,14 +35,16 @@ __device__ inline std::uint32_t pack_bf16(float first, float second) {
   return static_cast<std::uint32_t>(to_bf16(first)) | static_cast<std::uint32_t>(to_bf16(second)) << 16;
 }
 
+/// Two e4m3 likewise, but for the sign of a NaN.
+__device__ inline std::uint32_t e4m3_pair(float first, float second) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+}
+
 /// Four e4m3 likewise. Bit for bit as number_formats.hpp has it: the conversion instruction, which drops the sign of a
 /// NaN, and that sign.
 __device__ inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
-  const auto two = [](float first, float second) {
-    return static_cast<std::uint32_t>(__nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3));
-  };
   const auto sign_of_nan = [](float value) { return value != value ? bits_of(value) >> 24 & 0x80U : 0U; };
-  return two(a, b) | two(c, d) << 16 | sign_of_nan(a) | sign_of_nan(b) << 8 | sign_of_nan(c) << 16 |
+  return e4m3_pair(a, b) | e4m3_pair(c, d) << 16 | sign_of_nan(a) | sign_of_nan(b) << 8 | sign_of_nan(c) << 16 |
          sign_of_nan(d) << 24;
 }
 

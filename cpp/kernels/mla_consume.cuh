@@ -18,7 +18,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
                                         Shared& shared) {
   const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
   const auto splits = static_cast<std::uint32_t>(p.splits);
-  const float scale = p.scale * 1.44269504F;  // to powers of two
+  const float scale = p.scale * kLog2OfE;
   const Stretch& stretch = shared.stretch;
   // Twice the tiles that are left of an item, and the parity of the next one: one register less.
   std::uint32_t left = 0;

@@ -14,6 +14,8 @@
 
 namespace echo::mla {
 
+inline constexpr float kLog2OfE = 1.44269504F;  ///< weights are powers of two
+
 inline constexpr std::uint32_t kColumns = kLatent / 2;  ///< of the output, of a warpgroup
 inline constexpr int kOutputs = kHeads * kColumns / kGroup;
 inline constexpr int kLogits = kHeads * kHalf / kGroup;

@@ -80,6 +80,15 @@ class Pieces {
   std::uint32_t count_;
 };
 
+/// The split whose word a lane looks at.
+__device__ __forceinline__ std::uint32_t split_of_lane(std::uint32_t splits) {
+  return min(static_cast<std::uint32_t>(lane_index()), splits - 1);
+}
+/// Whether as much has been told as `count` says; what was told is seen then.
+__device__ __forceinline__ bool has_told(const std::uint32_t* word, std::uint32_t count) {
+  return static_cast<std::int32_t>(ptx::load_acquire(word) - count) >= 0;
+}
+
 /// Where a consuming warp meets those at its place in the other blocks of its team, for one item. Made anew for each:
 /// to be kept in registers while tiles are attended to, it is too much.
 class Meeting {
@@ -124,8 +133,8 @@ class Meeting {
   }
   /// Until all parts are.
   __device__ __forceinline__ void wait() const {
-    const std::uint32_t split = min(static_cast<std::uint32_t>(lane_index()), splits_ - 1);
-    while (!__all_sync(kAllLanes, static_cast<std::int32_t>(ptx::load_acquire(told_ + split) - count_) >= 0)) {
+    const std::uint32_t split = split_of_lane(splits_);
+    while (!__all_sync(kAllLanes, has_told(told_ + split, count_))) {
     }
     __syncwarp();
   }

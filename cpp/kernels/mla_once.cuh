@@ -67,11 +67,8 @@ class SoleMeeting {
     if (lane_index() == 0) {
       ptx::store_release(own + rank_, count);
     }
-    const std::uint32_t split = min(static_cast<std::uint32_t>(lane_index()), splits_ - 1);
-    const auto told = [&](const std::uint32_t* words) {
-      return static_cast<std::int32_t>(ptx::load_acquire(words + split) - count) >= 0;
-    };
-    while (!__all_sync(kAllLanes, told(own) && told(other))) {
+    const std::uint32_t split = split_of_lane(splits_);
+    while (!__all_sync(kAllLanes, has_told(own + split, count) && has_told(other + split, count))) {
     }
     __syncwarp();
   }
@@ -91,7 +88,7 @@ class SoleMeeting {
 __device__ __forceinline__ void consume_once(const AttendParams& p, const Work& work, const AttendExchange& exchange,
                                              Shared& shared) {
   const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
-  const float scale = p.scale * 1.44269504F;  // to powers of two
+  const float scale = p.scale * kLog2OfE;
   Attention attention;
   ptx::wait_copies();
   ptx::fence_proxy_async();

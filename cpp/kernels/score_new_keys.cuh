@@ -27,13 +27,22 @@ __device__ inline std::uint32_t scale_byte(std::int32_t token) {
 
 /// Has the first rows' new keys brought near before it is known which of them are the thread block's. By a warp.
 __device__ inline void prefetch_new_keys(const ScoreParams& p) {
-  constexpr std::int64_t kLine = 128;
+  constexpr std::int64_t kLine = ptx::kCacheLine;
   constexpr std::int64_t kMost = 4 * kWarp * kLine;
   const std::int64_t bytes = std::int64_t{p.block.count} * kQueryDim * (p.index_key_dtype == DType::f32 ? 4 : 2);
 #pragma unroll 1
   for (std::int64_t at = lane_index() * kLine; at < min(bytes, kMost); at += kWarp * kLine) {
     ptx::prefetch(static_cast<const std::byte*>(p.index_key) + at);
   }
+}
+
+/// Host row of a new token, kNone if there is none or its key block is not one of the run.
+__device__ inline std::int32_t host_row_in(const ScoreParams& p, const Run& run, std::int32_t row,
+                                           std::int32_t position, const KernelErrorView& errors) {
+  if (position == kNone || !run.has(position / kTokensPerBlock)) {
+    return kNone;
+  }
+  return host_row_of(p.layer, p.step, row, position, errors);
 }
 
 /// Where a token's key lies in the index cache.
@@ -106,10 +115,7 @@ __device__ inline void keep_new_keys(const ScoreParams& p, RunMaker maker, const
   if (lane_index() == 0) {
     shared.keys_kept().arrive();
   }
-  std::int32_t host_row = kNone;
-  if (position != kNone && run.has(position / kTokensPerBlock)) {
-    host_row = host_row_of(p.layer, p.step, row, position, errors);
-  }
+  const std::int32_t host_row = host_row_in(p, run, row, position, errors);
 #pragma unroll 1
   for (std::int32_t i = 0; i < rows; ++i) {
     const std::int32_t target = __shfl_sync(kAllLanes, host_row, i);
@@ -180,10 +186,7 @@ __device__ inline void append_new_keys(const ScoreParams& p, RunMaker maker, std
   const auto append = [&] {
     std::int32_t host_row = kNone;
     if (lane_index() < rows) {
-      const std::int32_t position = position_of(p.step, row, errors);
-      if (position != kNone && run.has(position / kTokensPerBlock)) {
-        host_row = host_row_of(p.layer, p.step, row, position, errors);
-      }
+      host_row = host_row_in(p, run, row, position_of(p.step, row, errors), errors);
     }
     append_keys(p, row, host_row);
     rows = 0;

@@ -2,8 +2,6 @@
 // The queries of groups of rows in shared memory, quantised as index_queries.cu does it and laid out as the tensor
 // cores read them. A warp takes four heads at once: eight lanes a head, 2 x 8 of its 128 dimensions a lane.
 
-#include <cuda_fp8.h>
-
 #include <cstdint>
 
 #include "kernels/elements.cuh"
@@ -123,9 +121,7 @@ __device__ float put_head(const HeadPart<T>& part, std::byte* codes, std::int32_
     std::uint32_t words[2] = {};
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
-      const float2 pair = make_float2(values[i] * inverse, values[i + 1] * inverse);
-      const std::uint32_t two = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
-      words[i / 4] |= two << (i % 4 * 8);
+      words[i / 4] |= e4m3_pair(values[i] * inverse, values[i + 1] * inverse) << (i % 4 * 8);
     }
     const auto byte = static_cast<std::uint32_t>(half * kQueryDim / 2 + lane_index() % kHeadLanes * 8);
     *reinterpret_cast<uint2*>(codes + ptx::swizzled(static_cast<std::uint32_t>(operand_row), byte)) =

@@ -64,7 +64,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     }
     wait_for_kernel_before();
     let_next_kernel_begin();
-    if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
+    if (warp == kLister && p.index_key != nullptr) {
       prefetch_new_keys(p);
     }
     RunMaker maker(p, groups, errors);
@@ -72,7 +72,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     if (warp >= kFetcher) {
       join(kBarriersMade, kScoreThreads);
     }
-    if (kSift && warp == kFetcher + kLoaderWarps) {
+    if (kSift && warp == kLister) {
       clear_next(p);
     }
     if (!any) {  // all of the thread block
@@ -88,13 +88,13 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
         show(sift_memory(shared).fetched, 1);
       }
     } else if (warp > kFetcher) {
-      if (warp == kFetcher + kLoaderWarps && p.index_key != nullptr) {
+      if (warp == kLister && p.index_key != nullptr) {
         if constexpr (kKeepsKeys<kHeads, kColumns>) {
           keep_new_keys(p, maker, shared, errors);
         }
         append_new_keys(p, maker, kKeepsKeys<kHeads, kColumns> ? kKeptKeys : 0, shared, errors);
       }
-      if (warp == kFetcher + kLoaderWarps) {
+      if (warp == kLister) {
         if (kSift && maker.prefetches()) {
           list_missing(p, sift_memory(shared), maker.left(), *queue, errors);
         }
