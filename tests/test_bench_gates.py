@@ -131,7 +131,7 @@ def test_profiles_of_recall_keep_the_cases_that_are_not_profiled(
     stalls = importlib.import_module("recall_stalls")
     monkeypatch.setattr(stalls.signal, "signal", lambda *_: None)
     monkeypatch.setattr(gates, "BASELINES", tmp_path / "baselines")
-    waits = {"smsp__pcsamp_warps_issue_stalled_wait": "3", "smsp__inst_executed.sum": "1,000"}
+    waits = {"smsp__pcsamp_warps_issue_stalled_wait": "1,000"}
     monkeypatch.setattr(stalls, "profile", lambda *_: [waits])
     for only in (["0", "2"], ["2", "1"], ["3"]):
         monkeypatch.setattr(sys, "argv", ["recall_stalls.py", "--only", *only])
@@ -139,7 +139,7 @@ def test_profiles_of_recall_keep_the_cases_that_are_not_profiled(
     written = json.loads((tmp_path / "results" / "recall_stalls.json").read_text())["cases"]
     assert [entry["case"] for entry in written] == [stalls.CASES[number].keys() for number in (3, 2, 1, 0)]
     assert ["commit" in entry and "date" in entry for entry in written] == [False, True, True, True]
-    assert written[-1]["stalls"] == {"wait": 1.0} and written[-1]["instructions"] == 1000
+    assert written[-1]["stalls"] == {"wait": 1.0} and written[-1]["samples"] == 1000
 
 
 def test_nothing_measured_writes_nothing(gates: ModuleType, baselines: Path) -> None:
