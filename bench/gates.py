@@ -82,7 +82,7 @@ class Gates:
 
         That is NAME.json in the folder of results, or NAME.new.json where this would overwrite the baseline. An update
         is always NAME.json, and also holds the cases of the baseline that were not measured now, each with the commit
-        it was measured at.
+        and the date of its run.
         """
         if not self.cases:
             return None
@@ -90,6 +90,7 @@ class Gates:
             is_baseline = self.path.exists() and record.RESULTS.resolve() == self.path.parent.resolve()
             return record.write(f"{self.name}.new" if is_baseline else self.name, self.cases)
         measured = {case_key(entry["case"]) for entry in self.cases}
-        commit = {"commit": self.old.get("commit", "unknown")}
-        kept = [{**commit, **entry} for key, entry in self.old_cases.items() if key not in measured]
+        run = {name: self.old.get(name, "unknown") for name in ("commit", "date")}
+        left = [entry for key, entry in self.old_cases.items() if key not in measured]
+        kept = [entry if "commit" in entry else {**run, **entry} for entry in left]
         return record.write(self.name, self.cases + kept)

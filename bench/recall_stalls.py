@@ -18,9 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import gates
 import record
 from native.binding import Bench, Case, Kind
 
+NAME = "recall_stalls"
 CASES = [Case(1, 0), Case(64, 2624, length=20_000), Case(1, 1024), Case(13, 533)]
 SKIPPED = 10  # calls
 CALLS = 6  # profiled behind them
@@ -84,7 +86,7 @@ def figures(rows: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Profiles the cases and records `recall_stalls.json`."""
+    """Profiles the cases and records them in `recall_stalls.json`, which keeps those that are not profiled now."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replay", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--only", type=int, nargs="*", default=range(len(CASES)), help="numbers of cases")
@@ -93,13 +95,15 @@ def main() -> None:
     if options.replay is not None:
         replay(CASES[options.replay])
         return
-    results = []
+    there = (record.RESULTS / f"{NAME}.json").exists()  # of a run before this one, whose cases are kept, too
+    baselines = record.RESULTS if there else gates.BASELINES
+    results = gates.Gates(NAME, record.machine()["gpu"], update=True, baselines=baselines)
     with tempfile.TemporaryDirectory() as folder:
         for number in options.only:
             rows = profile(number, Path(folder, "recall.ncu-rep"))
-            results.append({"case": CASES[number].keys(), **figures(rows)})
-            print(results[-1], flush=True)
-            record.write("recall_stalls", results)  # what there is, should the next one hang
+            results.add(CASES[number].keys(), figures(rows))
+            print(results.cases[-1], flush=True)
+            results.write()  # what there is, should the next one hang
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -36,8 +37,8 @@ def baselines(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     folder.mkdir()
     cases = [{"case": CASE, **OLD}, {"case": {"batch": 1, "misses": 41}, "us_per_call": 8.0}]
-    baseline = {"machine": {"gpu": "H200"}, "commit": "c0ffee", "command": "bench it", "cases": cases}
-    (folder / "recall.json").write_text(json.dumps(baseline))
+    baseline = {"machine": {"gpu": "H200"}, "commit": "c0ffee", "date": "2026", "command": "bench it"}
+    (folder / "recall.json").write_text(json.dumps({**baseline, "cases": cases}))
     return folder
 
 
@@ -111,6 +112,34 @@ def test_an_update_replaces_what_was_measured_and_keeps_the_rest(gates: ModuleTy
     assert (baselines / "recall.json").exists()
     assert [entry["us_per_call"] for entry in written["cases"]] == [30.0, 8.0]
     assert [entry.get("commit") for entry in written["cases"]] == [None, "c0ffee"]
+    assert [entry.get("date") for entry in written["cases"]] == [None, "2026"]
+
+
+def test_what_is_kept_again_is_still_of_its_own_run(gates: ModuleType, baselines: Path) -> None:
+    for us, misses in ((30.0, 533), (5.0, 0)):
+        made = gates.Gates("recall", "H200", update=True, baselines=baselines)
+        made.add({"batch": 13, "misses": misses}, {"us_per_call": us})
+        written = json.loads(made.write().read_text())
+    assert [entry["us_per_call"] for entry in written["cases"]] == [5.0, 30.0, 8.0]
+    assert [entry.get("date") for entry in written["cases"]] == [None, ANY, "2026"]
+    assert written["cases"][1]["date"] != "2026"
+
+
+def test_profiles_of_recall_keep_the_cases_that_are_not_profiled(
+    gates: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalls = importlib.import_module("recall_stalls")
+    monkeypatch.setattr(stalls.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(gates, "BASELINES", tmp_path / "baselines")
+    waits = {"smsp__pcsamp_warps_issue_stalled_wait": "3", "smsp__inst_executed.sum": "1,000"}
+    monkeypatch.setattr(stalls, "profile", lambda *_: [waits])
+    for only in (["0", "2"], ["2", "1"], ["3"]):
+        monkeypatch.setattr(sys, "argv", ["recall_stalls.py", "--only", *only])
+        stalls.main()
+    written = json.loads((tmp_path / "results" / "recall_stalls.json").read_text())["cases"]
+    assert [entry["case"] for entry in written] == [stalls.CASES[number].keys() for number in (3, 2, 1, 0)]
+    assert ["commit" in entry and "date" in entry for entry in written] == [False, True, True, True]
+    assert written[-1]["stalls"] == {"wait": 1.0} and written[-1]["instructions"] == 1000
 
 
 def test_nothing_measured_writes_nothing(gates: ModuleType, baselines: Path) -> None:
