@@ -1,7 +1,7 @@
 // Sifting and prefetch inside score: scores keep their bits, candidates are exactly those above the bounds, and what is
 // fetched ahead leaves the layer whole, whatever the predictions are. Then select and recall on top of it.
 
-#include "cuda_score_sift_world.hpp"
+#include "cuda_score_sift_stage.hpp"
 
 namespace echo::cuda_test {
 namespace {
@@ -23,80 +23,9 @@ ShapeView sift_shape(std::int32_t heads, std::int32_t top_k) {
   return shape;
 }
 
-/// A world with random keys, and queries.
-struct Stage {
-  Stage(std::int32_t heads, std::int32_t top_k, const Sizes& sizes, unsigned seed)
-      : backend(make_cuda_backend(0, own_kernels())),
-        world(*backend, sift_shape(heads, top_k), sizes),
-        inputs(random_inputs(world, seed)),
-        queries(*backend, inputs.queries),
-        weights(*backend, inputs.weights),
-        engine(seed) {
-    auto keys = world.index_keys.read();
-    const auto block_bytes = static_cast<std::size_t>(world.index_block_bytes());
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      const std::uint32_t code = engine() % 256;
-      keys[i] = static_cast<std::byte>(code % 128 == 127 ? 0U : code);
-      if (i % block_bytes >= 64 * kDim) {  // scales of 2^-7
-        keys[i] = static_cast<std::byte>(i % 4 == 3 ? 0x3C : 0);
-      }
-    }
-    world.index_keys.write(keys);
-  }
-
-  void sift(float cap) { world.sift(queries.data(), weights.data(), cap); }
-  /// Scores of the same without sifting.
-  std::vector<float> plain_scores() {
-    poison_scores();
-    backend->score(params_of(world, world.all_rows(), queries.data(), DType::f32, weights.data()));
-    world.plain_scores = world.scores.read();
-    return world.plain_scores;
-  }
-  void poison_scores() { world.scores.write(filled(world.scores.size(), std::numeric_limits<float>::infinity())); }
-
-  struct Predictions {
-    std::vector<float> thresholds;
-    std::vector<float> deviations;
-  };
-  /// Of each entry: the score of the last row's best-but-so-many, in top-k, and such a deviation that it lists 1.7 k.
-  Predictions predictions(float of_k = 1.0F) {
-    Predictions made;
-    const std::int32_t k = world.shape.top_k;
-    for (std::int32_t entry = 0; entry < world.sizes.batch; ++entry) {
-      const std::int32_t row = (entry + 1) * world.sizes.query_rows - 1;
-      const std::int32_t length = world.positions[static_cast<std::size_t>(row)] + 1;
-      const auto score_of = [&](float rank) {
-        const auto place = static_cast<std::int32_t>(rank * static_cast<float>(k));
-        return kth_of(world.scores_of(row), std::min(place, length));
-      };
-      made.thresholds.push_back(length > k ? score_of(of_k) : NAN);
-      made.deviations.push_back(length > k ? (made.thresholds.back() - score_of(1.7F)) / kMargin : NAN);
-    }
-    return made;
-  }
-  void predict(const Predictions& made) { world.predict(made.thresholds, made.deviations); }
-
-  std::unique_ptr<Backend> backend;
-  SiftWorld world;
-  Inputs inputs;
-  DeviceArray<float> queries;
-  DeviceArray<float> weights;
-  std::mt19937 engine;
-};
-
-std::vector<std::int32_t> rows_behind(const std::vector<std::int32_t>& lengths, std::int32_t query_rows) {
-  std::vector<std::int32_t> positions;
-  for (const std::int32_t length : lengths) {
-    for (std::int32_t row = 0; row < query_rows; ++row) {
-      positions.push_back(length == kNone ? kNone : length - query_rows + row);
-    }
-  }
-  return positions;
-}
-
 /// Sifts rows of some lengths under several predictions; returns how many rows have lists that do.
 int sift_rows(std::int32_t heads, const Sizes& sizes, const std::vector<std::int32_t>& lengths) {
-  Stage stage(heads, 256, sizes, 61);
+  SiftStage stage(sift_shape(heads, 256), sizes, 61);
   SiftWorld& world = stage.world;
   world.begin_sifting(1, rows_behind(lengths, sizes.query_rows));
   const auto plain = stage.plain_scores();
@@ -134,7 +63,7 @@ TEST_F(CudaScoreSift, LongRowsHaveListsThatDo) {
 
 TEST_F(CudaScoreSift, WhateverIsPredicted) {
   const Sizes sizes{.slots = 64, .batch = 9, .query_rows = 1, .table_stride = 150};
-  Stage stage(64, 128, sizes, 62);
+  SiftStage stage(sift_shape(64, 128), sizes, 62);
   SiftWorld& world = stage.world;
   constexpr float kInf = std::numeric_limits<float>::infinity();
   for (int turn = 0; turn < 12; ++turn) {
@@ -164,7 +93,7 @@ TEST_F(CudaScoreSift, WhateverIsPredicted) {
 
 TEST_F(CudaScoreSift, ManySessionsPerThreadBlock) {
   const Sizes sizes{.slots = 64, .batch = 300, .query_rows = 1, .table_stride = 12};
-  Stage stage(32, 64, sizes, 63);
+  SiftStage stage(sift_shape(32, 64), sizes, 63);
   SiftWorld& world = stage.world;
   std::vector<std::int32_t> lengths(300);
   std::ranges::generate(lengths, [&] { return 1 + static_cast<std::int32_t>(stage.engine() % 768U); });
@@ -179,7 +108,7 @@ TEST_F(CudaScoreSift, ManySessionsPerThreadBlock) {
 
 TEST_F(CudaScoreSift, EqualScoresOverflowTheList) {
   const Sizes sizes{.slots = 64, .batch = 3, .query_rows = 1, .table_stride = 200};
-  Stage stage(64, 128, sizes, 64);
+  SiftStage stage(sift_shape(64, 128), sizes, 64);
   SiftWorld& world = stage.world;
   world.index_keys.write(std::vector<std::byte>(world.index_keys.size()));  // all scores are 0
   world.predict(std::vector<float>(3, 0.0F), std::vector<float>(3, 0.0F));
@@ -203,7 +132,7 @@ std::vector<std::int32_t> best_of(const std::vector<float>& scores, std::int32_t
 
 /// Passes of a few sessions through small pools: score with prefetch, select, recall.
 void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned seed, bool shared_prefix) {
-  Stage stage(64, top_k, sizes, seed);
+  SiftStage stage(sift_shape(64, top_k), sizes, seed);
   SiftWorld& world = stage.world;
   world.thread_blocks = std::max(1, sizes.batch * sizes.table_stride / 60);
   std::mt19937& engine = stage.engine;
@@ -320,7 +249,7 @@ TEST_F(CudaScoreSift, PrefetchForSpeculation) {
 
 TEST_F(CudaScoreSift, PrefetchWaitsUntilRowsHaveBeenMissing) {
   const Sizes sizes{.slots = 3 * 65, .batch = 3, .query_rows = 1, .table_stride = 128};
-  Stage stage(64, 64, sizes, 70);
+  SiftStage stage(sift_shape(64, 64), sizes, 70);
   SiftWorld& world = stage.world;
   world.thread_blocks = 6;
   const DeviceArray rows(world.backend,
