@@ -58,14 +58,8 @@ class HostRows {
   std::vector<std::byte> kinds_;
 };
 
-class CudaNanCodesAhead : public CudaTest {
+class CudaNanCodesAhead : public CudaScoreSift {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (!IsSkipped() && !can_score_128()) {
-      GTEST_SKIP() << "no kernels that fetch ahead for this device in this build";
-    }
-  }
   static bool noted(const World& world) { return world.replacement.read()[0].nan_codes != 0; }
 
   /// Positions of the odd entry whose slots have such a stamp.

@@ -1,9 +1,26 @@
 #pragma once
-// A world whose score sifts, with keys, queries and what is predicted of them.
+// A world whose score sifts, with keys, queries and what is predicted of them; the fixture of tests that use it.
 
 #include "cuda_score_sift_world.hpp"
 
 namespace echo::cuda_test {
+
+class CudaScoreSift : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (!IsSkipped() && !can_score_128()) {
+      GTEST_SKIP() << "no kernel that sifts for this device in this build";
+    }
+  }
+};
+
+inline ShapeView sift_shape(std::int32_t heads, std::int32_t top_k) {
+  ShapeView shape = shape_128(heads);
+  shape.row_format = RowFormat::raw;
+  shape.top_k = top_k;
+  return shape;
+}
 
 /// A world with random keys, and queries.
 struct SiftStage {
@@ -26,7 +43,7 @@ struct SiftStage {
     world.index_keys.write(keys);
   }
 
-  void sift(float cap) { world.sift(queries.data(), weights.data(), cap); }
+  void sift(float cap, const float* new_keys = nullptr) { world.sift(queries.data(), weights.data(), cap, new_keys); }
   /// Scores of the same without sifting.
   std::vector<float> plain_scores() {
     poison_scores();
@@ -75,6 +92,17 @@ inline std::vector<std::int32_t> rows_behind(const std::vector<std::int32_t>& le
     }
   }
   return positions;
+}
+
+/// Positions of the k best, ascending; of equal ones the first.
+inline std::vector<std::int32_t> best_of(const std::vector<float>& scores, std::int32_t k) {
+  std::vector<std::int32_t> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater{},
+                           [&](std::int32_t at) { return ordered_key(scores[static_cast<std::size_t>(at)]); });
+  order.resize(static_cast<std::size_t>(k));
+  std::ranges::sort(order);
+  return order;
 }
 
 }  // namespace echo::cuda_test
