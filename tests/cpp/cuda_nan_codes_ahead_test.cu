@@ -3,6 +3,7 @@
 #include <set>
 
 #include "cuda_attended.hpp"
+#include "cuda_host_rows.hpp"
 #include "cuda_score_sift_stage.hpp"
 
 namespace echo::cuda_test {
@@ -10,53 +11,6 @@ namespace {
 
 constexpr std::int32_t kTopK = 64;
 constexpr std::int32_t kOdd = 1;  ///< the batch entry that has NaN codes
-
-/// Rows of 656 bytes in the host pool of a world, and NaN codes in them.
-class HostRows {
- public:
-  static ShapeView shape() {
-    ShapeView made = shape_128(64);
-    made.query_heads = 64;
-    made.latent_dim = 512;
-    made.rope_dim = 64;
-    made.top_k = kTopK;
-    made.row_format = RowFormat::fp8_656;
-    return made;
-  }
-
-  /// Makes all of them sound.
-  explicit HostRows(World& world) : world_(world), bytes_(static_cast<std::size_t>(row_bytes_of(world.shape))) {
-    const std::int32_t dim = world.shape.latent_dim + world.shape.rope_dim;
-    const auto values = normal_floats(static_cast<std::size_t>(kKinds * dim), 80);
-    kinds_.resize(kKinds * bytes_);
-    for (std::int32_t kind = 0; kind < kKinds; ++kind) {
-      encode_row(values.data() + static_cast<std::ptrdiff_t>(kind) * dim, world.shape, kind_of(kind));
-    }
-    for (std::int32_t row = 0; row < world.host_rows(); ++row) {
-      mend(row);
-    }
-  }
-
-  void mend(std::int32_t row) { std::memcpy(at(row), kind_of(row % kKinds), bytes_); }
-  /// One code, of either sign, anywhere.
-  void spoil(std::int32_t row) { at(row)[row * 37 % 512] = static_cast<std::byte>(row / 2 % 2 == 0 ? 0x7F : 0xFF); }
-  /// As bytes that a step appends: sound.
-  std::vector<std::byte> new_rows() const {
-    return {kinds_.begin(), kinds_.begin() + static_cast<std::ptrdiff_t>(bytes_) * world_.sizes.rows()};
-  }
-
- private:
-  static constexpr std::int32_t kKinds = 61;
-
-  std::byte* at(std::int32_t row) {
-    return world_.slab.data() + row * (row_bytes_of(world_.shape) + World::kHostPadding);
-  }
-  std::byte* kind_of(std::int32_t kind) { return kinds_.data() + static_cast<std::size_t>(kind) * bytes_; }
-
-  World& world_;
-  std::size_t bytes_;
-  std::vector<std::byte> kinds_;
-};
 
 class CudaNanCodesAhead : public CudaScoreSift {
  protected:
@@ -110,7 +64,7 @@ class CudaNanCodesAhead : public CudaScoreSift {
 };
 
 TEST_F(CudaNanCodesAhead, OfPrefetchedRowsAreMinded) {
-  SiftStage stage(HostRows::shape(), {.slots = 4000, .batch = 3, .table_stride = 128}, 83);
+  SiftStage stage(fp8_shape(kTopK), {.slots = 4000, .batch = 3, .table_stride = 128}, 83);
   SiftWorld& world = stage.world;
   world.thread_blocks = 6;
   HostRows rows(world);
@@ -133,7 +87,7 @@ TEST_F(CudaNanCodesAhead, OfPrefetchedRowsAreMinded) {
 
 TEST_F(CudaNanCodesAhead, OfForecastRowsAreMinded) {
   const auto backend = make_cuda_backend(0, own_kernels());
-  World world(*backend, HostRows::shape(), {.slots = 2000, .batch = 3, .table_stride = 40, .forecast_cap = 1000});
+  World world(*backend, fp8_shape(kTopK), {.slots = 2000, .batch = 3, .table_stride = 40, .forecast_cap = 1000});
   HostRows rows(world);
   auto scores = normal_floats(world.scores.size(), 84);
   float* odd = scores.data() + kOdd * world.sizes.score_stride();

@@ -22,6 +22,29 @@ inline ShapeView sift_shape(std::int32_t heads, std::int32_t top_k) {
   return shape;
 }
 
+struct Predictions {
+  std::vector<float> thresholds;
+  std::vector<float> deviations;
+};
+
+/// What may be predicted of each entry: the score of the last row's best-but-so-many, in top-k, and such a deviation
+/// that it lists 1.7 k.
+inline Predictions predictions_of(const SiftWorld& world, float of_k) {
+  Predictions made;
+  const std::int32_t k = world.shape.top_k;
+  for (std::int32_t entry = 0; entry < world.sizes.batch; ++entry) {
+    const std::int32_t row = (entry + 1) * world.sizes.query_rows - 1;
+    const std::int32_t length = world.positions[static_cast<std::size_t>(row)] + 1;
+    const auto score_of = [&](float rank) {
+      const auto place = static_cast<std::int32_t>(rank * static_cast<float>(k));
+      return kth_of(world.scores_of(row), std::min(place, length));
+    };
+    made.thresholds.push_back(length > k ? score_of(of_k) : NAN);
+    made.deviations.push_back(length > k ? (made.thresholds.back() - score_of(1.7F)) / kMargin : NAN);
+  }
+  return made;
+}
+
 /// A world with random keys, and queries.
 struct SiftStage {
   SiftStage(const ShapeView& shape, const Sizes& sizes, unsigned seed)
@@ -53,26 +76,7 @@ struct SiftStage {
   }
   void poison_scores() { world.scores.write(filled(world.scores.size(), std::numeric_limits<float>::infinity())); }
 
-  struct Predictions {
-    std::vector<float> thresholds;
-    std::vector<float> deviations;
-  };
-  /// Of each entry: the score of the last row's best-but-so-many, in top-k, and such a deviation that it lists 1.7 k.
-  Predictions predictions(float of_k = 1.0F) {
-    Predictions made;
-    const std::int32_t k = world.shape.top_k;
-    for (std::int32_t entry = 0; entry < world.sizes.batch; ++entry) {
-      const std::int32_t row = (entry + 1) * world.sizes.query_rows - 1;
-      const std::int32_t length = world.positions[static_cast<std::size_t>(row)] + 1;
-      const auto score_of = [&](float rank) {
-        const auto place = static_cast<std::int32_t>(rank * static_cast<float>(k));
-        return kth_of(world.scores_of(row), std::min(place, length));
-      };
-      made.thresholds.push_back(length > k ? score_of(of_k) : NAN);
-      made.deviations.push_back(length > k ? (made.thresholds.back() - score_of(1.7F)) / kMargin : NAN);
-    }
-    return made;
-  }
+  Predictions predictions(float of_k = 1.0F) const { return predictions_of(world, of_k); }
   void predict(const Predictions& made) { world.predict(made.thresholds, made.deviations); }
 
   std::unique_ptr<Backend> backend;
