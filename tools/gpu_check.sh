@@ -92,6 +92,7 @@ py_tests() {
 SLOW='LargePools*:*ALargePool*:*RowsFarApart*:*LongRows*:*OneVeryLong*:*RandomPasses*:*RandomSteps*:*ForALongTime*'
 SLOW+=':*RowsThatMany*:*RowsOfASession:*StepAfterStep*:*SelectsLikeTheCpu:*TheSameBits*:*BitsDepend*:*BitsDoNot*'
 SLOW+=':*BesideOtherWork*:*ScoresKeepTheirBits*:*WhateverIsPredicted*:*IntoARoomyPool*:*OfSharedPrefixes*:*ForSpeculation*'
+SLOW+=':*DoesWhatTheCpuDoes*'
 # racecheck loses the order of a block once a part of its threads has met at a barrier of their own (docs/design.md,
 # "Checking on a GPU"), so it is of no use for select, what finds forecasts, and score and attention for Hopper.
 RACES='CudaAppend.*:CudaBackendTest.*:CudaRecall.*:CudaScore.*:Pools/Cuda*:TooSmall/*-*AReplayedGraph*'
