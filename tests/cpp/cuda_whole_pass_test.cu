@@ -11,6 +11,47 @@ namespace {
 
 using CudaWholePass = CudaScoreSift;
 
+/// What a pass is given, in a backend's memory, and what attention makes of it.
+struct Given {
+  Given(SiftWorld& world_, const Inputs& inputs, const std::vector<float>& new_keys, const std::vector<float>& new_rows,
+        const std::vector<float>& q_)
+      : world(world_),
+        queries(world.backend, inputs.queries),
+        weights(world.backend, inputs.weights),
+        keys(world.backend, new_keys),
+        rows(world.backend, new_rows),
+        q(world.backend, q_),
+        out(world.backend, filled(q_.size() / 576 * 512, 7.0F)) {}
+
+  void score() {
+    ScoreParams params = params_of(world, world.all_rows(), queries.data(), DType::f32, weights.data());
+    params.index_key = keys.data();
+    params.index_key_dtype = DType::f32;
+    world.backend.score(params);
+  }
+  void recall_and_attend() {
+    world.append_and_recall(rows, DType::f32, /*scored=*/true);
+    world.backend.attend({.layer = world.layer(),
+                          .block = world.all_rows(),
+                          .shape = world.shape,
+                          .q = q.data(),
+                          .q_dtype = DType::f32,
+                          .scale = 0.07F,
+                          .slots = world.slots.data(),
+                          .out = out.data(),
+                          .out_dtype = DType::f32,
+                          .splits = world.sizes.splits});
+  }
+
+  SiftWorld& world;
+  DeviceArray<float> queries;
+  DeviceArray<float> weights;
+  DeviceArray<float> keys;
+  DeviceArray<float> rows;
+  DeviceArray<float> q;
+  DeviceArray<float> out;
+};
+
 /// The same world on both backends, which go through the same passes.
 struct Passes {
   Passes(std::int32_t top_k, const Sizes& sizes)
@@ -30,8 +71,7 @@ struct Passes {
 
   /// A pass in which the sessions have such lengths, their new rows included.
   void run(std::int32_t tick, const std::vector<std::int32_t>& lengths) {
-    const Sizes& sizes = cpu.sizes;
-    const auto rows = static_cast<std::size_t>(sizes.rows());
+    const auto rows = static_cast<std::size_t>(cpu.sizes.rows());
     const Inputs inputs = integer_inputs(cpu, engine());
     auto new_keys = integer_keys(cpu, engine());
     auto new_rows = normal_floats(rows * 576, engine());
@@ -41,46 +81,35 @@ struct Passes {
         new_rows[row * 576 + engine() % 576] = NAN;
       }
     }
+    const auto q = bf16_floats(rows * 64 * 576, static_cast<unsigned>(engine()));
+    Given on_cpu(cpu, inputs, new_keys, new_rows, q);
+    Given on_gpu(gpu, inputs, new_keys, new_rows, q);
     for (SiftWorld* world : {&cpu, &gpu}) {
-      world->begin_sifting(tick, rows_behind(lengths, sizes.query_rows), /*claims=*/true);
+      world->begin_sifting(tick, rows_behind(lengths, cpu.sizes.query_rows), /*claims=*/true);
     }
-    score(cpu, inputs, new_keys, /*sifts=*/false);
+    on_cpu.score();
     cpu.plain_scores = cpu.scores.read();
     const Predictions predictions = predictions_of(cpu, engine() % 2 == 0 ? 1.0F : 1.3F);
     gpu.predict(predictions.thresholds, predictions.deviations);
-    score(gpu, inputs, new_keys, /*sifts=*/true);
     cpu.select(cpu.all_rows());
-    gpu.select_sifted();
-    for (SiftWorld* world : {&cpu, &gpu}) {
-      world->append_and_recall(DeviceArray(world->backend, new_rows), DType::f32, /*scored=*/true);
-      world->backend.synchronize();
+    on_cpu.recall_and_attend();
+    {
+      const UnbrokenVerbs unbroken(gpu.backend);  // kernels begin before those ahead of them have ended
+      gpu.sift(on_gpu.queries.data(), on_gpu.weights.data(), 1.0F, on_gpu.keys.data());
+      gpu.select_sifted();
+      on_gpu.recall_and_attend();
     }
+    gpu.backend.synchronize();
     ASSERT_EQ(gpu.index_keys.read(), cpu.index_keys.read());
     ASSERT_EQ(gpu.selection.read(), cpu.selection.read());
     ASSERT_EQ(gpu.host_pool(), cpu.host_pool());
     ASSERT_EQ(gpu.recalled_rows(), cpu.recalled_rows());
     cpu.check();
     gpu.check();
-    expect_same_outputs(bf16_floats(rows * 64 * 576, static_cast<unsigned>(engine())));
+    expect_same_outputs(on_gpu.out.read(), on_cpu.out.read());
   }
 
-  static void score(SiftWorld& world, const Inputs& inputs, const std::vector<float>& new_keys, bool sifts) {
-    const DeviceArray queries(world.backend, inputs.queries);
-    const DeviceArray weights(world.backend, inputs.weights);
-    const DeviceArray keys(world.backend, new_keys);
-    if (sifts) {
-      world.sift(queries.data(), weights.data(), 1.0F, keys.data());
-    } else {
-      ScoreParams params = params_of(world, world.all_rows(), queries.data(), DType::f32, weights.data());
-      params.index_key = keys.data();
-      params.index_key_dtype = DType::f32;
-      world.backend.score(params);
-    }
-    world.backend.synchronize();  // before the inputs go
-  }
-  void expect_same_outputs(const std::vector<float>& q) {
-    const auto expected = attend(cpu, q, DType::f32, DType::f32, cpu.all_rows());
-    const auto got = attend(gpu, q, DType::f32, DType::f32, gpu.all_rows());
+  void expect_same_outputs(const std::vector<float>& got, const std::vector<float>& expected) {
     for (std::size_t i = 0; i < got.size(); ++i) {
       ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << i;
       ASSERT_TRUE(std::isnan(got[i]) || std::abs(got[i] - expected[i]) <= 2e-2F) << i;
