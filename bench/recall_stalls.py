@@ -88,7 +88,8 @@ def main() -> None:
     """Profiles the cases and records them in `recall_stalls.json`, which keeps those that are not profiled now."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replay", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--only", type=int, nargs="*", default=range(len(CASES)), help="numbers of cases")
+    numbers = range(len(CASES))
+    parser.add_argument("--only", type=int, nargs="*", choices=numbers, default=numbers, help="numbers of cases")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what runs is ended, too
     if options.replay is not None:

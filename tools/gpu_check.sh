@@ -16,7 +16,8 @@
 #   bench-recall   bench/test_recall.py -> recall.json (arguments go to pytest: -k, --update-baseline)
 #   bench-score    bench/test_score.py -> score.json, bench-attention -> attention.json, bench-select -> select.json,
 #                  bench-layer -> layer.json, bench-steady -> steady.json, bench-indexer -> prefetch.json, prefetch.png
-#   bench-recall_stalls  bench/recall_stalls.py -> recall_stalls.json, with Nsight Compute
+#   bench-recall_stalls  bench/recall_stalls.py -> recall_stalls.json, with Nsight Compute (arguments: --only NUMBERS of
+#                  cases, beside which the others stay as they are)
 #   bench-NAME     bench/NAME.py -> NAME.json, for example bench-worker
 # The machine needs nvcc, a GPU, a Python with torch, nanobind and scikit-build-core, and for the C++ tests GoogleTest.
 # With ECHO_BUILT=1 nothing is built: ECHO_SITE (the installed package), ECHO_CPP_TESTS and ECHO_BENCH_LIBRARY may say
@@ -91,6 +92,7 @@ py_tests() {
 SLOW='LargePools*:*ALargePool*:*RowsFarApart*:*LongRows*:*OneVeryLong*:*RandomPasses*:*RandomSteps*:*ForALongTime*'
 SLOW+=':*RowsThatMany*:*RowsOfASession:*StepAfterStep*:*SelectsLikeTheCpu:*TheSameBits*:*BitsDepend*:*BitsDoNot*'
 SLOW+=':*BesideOtherWork*:*ScoresKeepTheirBits*:*WhateverIsPredicted*:*IntoARoomyPool*:*OfSharedPrefixes*:*ForSpeculation*'
+SLOW+=':*DoesWhatTheCpuDoes*'
 # racecheck loses the order of a block once a part of its threads has met at a barrier of their own (docs/design.md,
 # "Checking on a GPU"), so it is of no use for select, what finds forecasts, and score and attention for Hopper.
 RACES='CudaAppend.*:CudaBackendTest.*:CudaRecall.*:CudaScore.*:Pools/Cuda*:TooSmall/*-*AReplayedGraph*'

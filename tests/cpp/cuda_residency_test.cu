@@ -33,12 +33,18 @@ constexpr Sizes kLargePools[] = {
     {"Prefill", -1, 1, 512, 256, 64, 0, 32},
     {"Large", 0, 64, 1, 256, 16, 2, 32},
     {"LargeAndTight", 0, 64, 1, 256, 16, 0, 16, true},
+    // On 132 multiprocessors.
+    {"FourEntriesPerThread", 0, 102, 1, 2048, 40, 0, 16},
+    {"EightEntriesPerThread", 0, 140, 1, 2048, 40, 0, 16, true},
 };
 constexpr std::int64_t kPoolCount = std::ssize(kPools) + std::ssize(kLargePools);
 
-std::int64_t calls_of_each() {
+/// Fewer where the checks of a call take long.
+std::int64_t calls_of(const Sizes& sizes) {
+  constexpr std::int64_t kLarge = 1 << 15;
   const char* text = std::getenv("ECHO_OPERATIONS");
-  return (text == nullptr ? 100 * kPoolCount : std::atoll(text)) / kPoolCount;
+  const std::int64_t of_each = (text == nullptr ? 100 * kPoolCount : std::atoll(text)) / kPoolCount;
+  return of_each * kLarge / std::max<std::int64_t>(sizes.pool(), kLarge);
 }
 
 /// A pass: new rows with the recall or before it, with slots or as in a prefill; then perhaps the same recall again, or
@@ -106,7 +112,7 @@ class CudaResidency : public ::testing::TestWithParam<Sizes> {
 
 TEST_P(CudaResidency, RandomCallsLeaveTheLayerWhole) {
   World world(backend(), /*on_gpu=*/true, GetParam());
-  run_passes(world, GetParam().tight, calls_of_each());
+  run_passes(world, GetParam().tight, calls_of(GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Pools, CudaResidency, ::testing::ValuesIn(kPools), name_of_pool);

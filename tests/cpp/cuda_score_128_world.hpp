@@ -49,6 +49,16 @@ inline Inputs integer_inputs(const World& world, unsigned seed) {
   return inputs;
 }
 
+/// New keys of -3 to 3, with a 7 in each so that all have the same scale, which keeps scores whole numbers.
+inline std::vector<float> integer_keys(const World& world, unsigned seed) {
+  std::vector<float> keys(static_cast<std::size_t>(world.sizes.rows()) * kDim);
+  std::mt19937 engine(seed);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = i % kDim == 5 ? 7.0F : static_cast<float>(engine() % 7U) - 3.0F;
+  }
+  return keys;
+}
+
 inline Inputs rounded_to_bf16(Inputs inputs) {
   for (float& value : inputs.queries) {
     value = from_bf16(to_bf16(value));
@@ -58,7 +68,7 @@ inline Inputs rounded_to_bf16(Inputs inputs) {
 
 /// Keys in all blocks of both worlds: value(block, token, dimension) and scale(token).
 template <typename Value, typename Scale>
-void set_keys(Pair& pair, Value value, Scale scale) {
+void set_keys(auto& pair, Value value, Scale scale) {
   std::vector<std::byte> keys(pair.cpu.index_keys.size());
   const auto block_bytes = static_cast<std::size_t>(pair.cpu.index_block_bytes());
   for (std::size_t block = 0; block < keys.size() / block_bytes; ++block) {
@@ -71,15 +81,16 @@ void set_keys(Pair& pair, Value value, Scale scale) {
       std::memcpy(out + kTokensPerBlock * kDim + token * 4, &own_scale, sizeof own_scale);
     }
   }
-  pair.both([&](World& world) { world.index_keys.write(keys); });
+  pair.cpu.index_keys.write(keys);
+  pair.gpu.index_keys.write(keys);
 }
 template <typename Value>
-void set_keys(Pair& pair, Value value) {
+void set_keys(auto& pair, Value value) {
   set_keys(pair, value, [](int) { return 1.0F; });
 }
 
 /// Keys of -3 to 3, scales of 1/8 to 8.
-inline void set_integer_keys(Pair& pair, unsigned seed) {
+void set_integer_keys(auto& pair, unsigned seed) {
   std::mt19937 engine(seed);
   set_keys(
       pair, [&](int, int, int) { return static_cast<float>(engine() % 7U) - 3.0F; },

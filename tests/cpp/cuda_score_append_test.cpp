@@ -11,16 +11,6 @@ namespace {
 
 using CudaScoreAppend = CudaTest;
 
-/// Keys of -3 to 3, with a 7 in each so that all have the same scale, which keeps scores whole numbers.
-std::vector<float> integer_keys(const World& world, unsigned seed) {
-  std::vector<float> keys(static_cast<std::size_t>(world.sizes.rows()) * kDim);
-  std::mt19937 engine(seed);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    keys[i] = i % kDim == 5 ? 7.0F : static_cast<float>(engine() % 7U) - 3.0F;
-  }
-  return keys;
-}
-
 void score_and_append(World& world, const Inputs& inputs, const std::vector<float>& keys, DType dtype) {
   const DeviceArray queries(world.backend, inputs.queries);
   const DeviceArray weights(world.backend, inputs.weights);

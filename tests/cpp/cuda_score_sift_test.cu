@@ -1,102 +1,14 @@
-// Sifting and prefetch inside score: scores keep their bits, candidates are exactly those above the bounds, and what is
-// fetched ahead leaves the layer whole, whatever the predictions are. Then select and recall on top of it.
+// Sifting inside score: scores keep their bits, and candidates are exactly those above the bounds, whatever is scored,
+// predicted and appended on the way. Prefetches are in cuda_score_prefetch_test.cu.
 
-#include "cuda_score_sift_world.hpp"
+#include "cuda_score_sift_stage.hpp"
 
 namespace echo::cuda_test {
 namespace {
 
-class CudaScoreSift : public CudaTest {
- protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (!IsSkipped() && !can_score_128()) {
-      GTEST_SKIP() << "no kernel that sifts for this device in this build";
-    }
-  }
-};
-
-ShapeView sift_shape(std::int32_t heads, std::int32_t top_k) {
-  ShapeView shape = shape_128(heads);
-  shape.row_format = RowFormat::raw;
-  shape.top_k = top_k;
-  return shape;
-}
-
-/// A world with random keys, and queries.
-struct Stage {
-  Stage(std::int32_t heads, std::int32_t top_k, const Sizes& sizes, unsigned seed)
-      : backend(make_cuda_backend(0, own_kernels())),
-        world(*backend, sift_shape(heads, top_k), sizes),
-        inputs(random_inputs(world, seed)),
-        queries(*backend, inputs.queries),
-        weights(*backend, inputs.weights),
-        engine(seed) {
-    auto keys = world.index_keys.read();
-    const auto block_bytes = static_cast<std::size_t>(world.index_block_bytes());
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      const std::uint32_t code = engine() % 256;
-      keys[i] = static_cast<std::byte>(code % 128 == 127 ? 0U : code);
-      if (i % block_bytes >= 64 * kDim) {  // scales of 2^-7
-        keys[i] = static_cast<std::byte>(i % 4 == 3 ? 0x3C : 0);
-      }
-    }
-    world.index_keys.write(keys);
-  }
-
-  void sift(float cap) { world.sift(queries.data(), weights.data(), cap); }
-  /// Scores of the same without sifting.
-  std::vector<float> plain_scores() {
-    poison_scores();
-    backend->score(params_of(world, world.all_rows(), queries.data(), DType::f32, weights.data()));
-    world.plain_scores = world.scores.read();
-    return world.plain_scores;
-  }
-  void poison_scores() { world.scores.write(filled(world.scores.size(), std::numeric_limits<float>::infinity())); }
-
-  struct Predictions {
-    std::vector<float> thresholds;
-    std::vector<float> deviations;
-  };
-  /// Of each entry: the score of the last row's best-but-so-many, in top-k, and such a deviation that it lists 1.7 k.
-  Predictions predictions(float of_k = 1.0F) {
-    Predictions made;
-    const std::int32_t k = world.shape.top_k;
-    for (std::int32_t entry = 0; entry < world.sizes.batch; ++entry) {
-      const std::int32_t row = (entry + 1) * world.sizes.query_rows - 1;
-      const std::int32_t length = world.positions[static_cast<std::size_t>(row)] + 1;
-      const auto score_of = [&](float rank) {
-        const auto place = static_cast<std::int32_t>(rank * static_cast<float>(k));
-        return kth_of(world.scores_of(row), std::min(place, length));
-      };
-      made.thresholds.push_back(length > k ? score_of(of_k) : NAN);
-      made.deviations.push_back(length > k ? (made.thresholds.back() - score_of(1.7F)) / kMargin : NAN);
-    }
-    return made;
-  }
-  void predict(const Predictions& made) { world.predict(made.thresholds, made.deviations); }
-
-  std::unique_ptr<Backend> backend;
-  SiftWorld world;
-  Inputs inputs;
-  DeviceArray<float> queries;
-  DeviceArray<float> weights;
-  std::mt19937 engine;
-};
-
-std::vector<std::int32_t> rows_behind(const std::vector<std::int32_t>& lengths, std::int32_t query_rows) {
-  std::vector<std::int32_t> positions;
-  for (const std::int32_t length : lengths) {
-    for (std::int32_t row = 0; row < query_rows; ++row) {
-      positions.push_back(length == kNone ? kNone : length - query_rows + row);
-    }
-  }
-  return positions;
-}
-
 /// Sifts rows of some lengths under several predictions; returns how many rows have lists that do.
 int sift_rows(std::int32_t heads, const Sizes& sizes, const std::vector<std::int32_t>& lengths) {
-  Stage stage(heads, 256, sizes, 61);
+  SiftStage stage(sift_shape(heads, 256), sizes, 61);
   SiftWorld& world = stage.world;
   world.begin_sifting(1, rows_behind(lengths, sizes.query_rows));
   const auto plain = stage.plain_scores();
@@ -134,7 +46,7 @@ TEST_F(CudaScoreSift, LongRowsHaveListsThatDo) {
 
 TEST_F(CudaScoreSift, WhateverIsPredicted) {
   const Sizes sizes{.slots = 64, .batch = 9, .query_rows = 1, .table_stride = 150};
-  Stage stage(64, 128, sizes, 62);
+  SiftStage stage(sift_shape(64, 128), sizes, 62);
   SiftWorld& world = stage.world;
   constexpr float kInf = std::numeric_limits<float>::infinity();
   for (int turn = 0; turn < 12; ++turn) {
@@ -162,9 +74,50 @@ TEST_F(CudaScoreSift, WhateverIsPredicted) {
   }
 }
 
+TEST_F(CudaScoreSift, WhateverIsScored) {
+  constexpr std::int32_t kK = 128;
+  const Sizes sizes{.slots = 64, .batch = 9, .query_rows = 1, .table_stride = 150};
+  SiftStage stage(sift_shape(64, kK), sizes, 74);
+  SiftWorld& world = stage.world;
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kOdd[] = {kInf, -kInf, NAN, 0.0F, -0.0F, 1e30F, -1e-30F, 3e38F};
+  const auto keys = world.index_keys.read();
+  const auto block_bytes = static_cast<std::size_t>(world.index_block_bytes());
+  for (int turn = 0; turn < 8; ++turn) {
+    SCOPED_TRACE(turn);
+    auto odd_keys = keys;
+    for (std::size_t block = 0; block < keys.size() / block_bytes; ++block) {
+      std::byte* own = odd_keys.data() + block * block_bytes;
+      for (std::size_t token = 0; token < 64; ++token) {
+        if (stage.engine() % (4U << turn) == 0) {  // from a quarter of them to hardly any
+          std::memcpy(own + 64 * kDim + token * sizeof(float), kOdd + stage.engine() % 8, sizeof(float));
+        }
+      }
+      own[stage.engine() % (64 * kDim)] = static_cast<std::byte>(turn % 2 == 0 ? 0x7F : 0x38);
+    }
+    world.index_keys.write(odd_keys);
+    std::vector<std::int32_t> lengths(9);
+    std::ranges::generate(lengths, [&] { return kK + static_cast<std::int32_t>(stage.engine() % 9'400U); });
+    world.begin_sifting(turn + 1, rows_behind(lengths, 1));
+    const auto plain = stage.plain_scores();
+    stage.predict(stage.predictions());
+    stage.poison_scores();
+    stage.sift(0.0F);
+    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    expect_right_sifts(world);
+    world.select_sifted();
+    const auto selection = world.selection.read();
+    for (std::int32_t row = 0; row < 9; ++row) {
+      const auto first = selection.begin() + row * kK;
+      ASSERT_EQ(std::vector<std::int32_t>(first, first + kK), best_of(world.scores_of(row), kK)) << row;
+    }
+    ASSERT_FALSE(HasFailure());
+  }
+}
+
 TEST_F(CudaScoreSift, ManySessionsPerThreadBlock) {
   const Sizes sizes{.slots = 64, .batch = 300, .query_rows = 1, .table_stride = 12};
-  Stage stage(32, 64, sizes, 63);
+  SiftStage stage(sift_shape(32, 64), sizes, 63);
   SiftWorld& world = stage.world;
   std::vector<std::int32_t> lengths(300);
   std::ranges::generate(lengths, [&] { return 1 + static_cast<std::int32_t>(stage.engine() % 768U); });
@@ -179,7 +132,7 @@ TEST_F(CudaScoreSift, ManySessionsPerThreadBlock) {
 
 TEST_F(CudaScoreSift, EqualScoresOverflowTheList) {
   const Sizes sizes{.slots = 64, .batch = 3, .query_rows = 1, .table_stride = 200};
-  Stage stage(64, 128, sizes, 64);
+  SiftStage stage(sift_shape(64, 128), sizes, 64);
   SiftWorld& world = stage.world;
   world.index_keys.write(std::vector<std::byte>(world.index_keys.size()));  // all scores are 0
   world.predict(std::vector<float>(3, 0.0F), std::vector<float>(3, 0.0F));
@@ -190,159 +143,53 @@ TEST_F(CudaScoreSift, EqualScoresOverflowTheList) {
   world.check();
 }
 
-/// Positions of the k best, ascending; of equal ones the first.
-std::vector<std::int32_t> best_of(const std::vector<float>& scores, std::int32_t k) {
-  std::vector<std::int32_t> order(scores.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater{},
-                           [&](std::int32_t at) { return ordered_key(scores[static_cast<std::size_t>(at)]); });
-  order.resize(static_cast<std::size_t>(k));
-  std::ranges::sort(order);
-  return order;
-}
-
-/// Passes of a few sessions through small pools: score with prefetch, select, recall.
-void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned seed, bool shared_prefix) {
-  Stage stage(64, top_k, sizes, seed);
+/// Appends, scores and sifts in one call, in passes of so many sessions, which leaves what an append and a score would.
+void append_and_sift(const Sizes& sizes, std::int32_t thread_blocks, unsigned seed) {
+  SiftStage stage(sift_shape(64, 64), sizes, seed);
   SiftWorld& world = stage.world;
-  world.thread_blocks = std::max(1, sizes.batch * sizes.table_stride / 60);
+  world.thread_blocks = thread_blocks;
   std::mt19937& engine = stage.engine;
-  std::vector<std::int32_t> lengths(static_cast<std::size_t>(sizes.batch));
   const auto capacity = static_cast<std::uint32_t>(sizes.score_stride());
-  std::ranges::generate(lengths, [&] { return static_cast<std::int32_t>(capacity - engine() % 64); });
-  std::vector<std::byte> kv(static_cast<std::size_t>(sizes.rows() * row_bytes_of(world.shape)));
-  std::int64_t fetched = 0;
-  std::int64_t used = 0;
-  std::int32_t tick = 0;
-  for (int pass = 0; pass < passes; ++pass) {
+  const auto query_rows = static_cast<std::uint32_t>(sizes.query_rows);
+  for (std::int32_t pass = 0; pass < 6; ++pass) {
     SCOPED_TRACE(pass);
-    tick += 2 + static_cast<std::int32_t>(engine() % 3);
-    for (std::int32_t& length : lengths) {
-      length = length + sizes.query_rows > static_cast<std::int32_t>(capacity) ? static_cast<std::int32_t>(capacity / 2)
-                                                                               : length + sizes.query_rows;
-    }
-    auto now = lengths;
-    now[engine() % now.size()] = engine() % 4 == 0 ? kNone : now[0];
-    world.begin_sifting(tick, rows_behind(now, sizes.query_rows), /*claims=*/true);
-    if (shared_prefix) {  // entry 1 has the first half of entry 0's blocks
-      auto words = world.control.read();
-      const auto table = world.step().block_table - world.control.data();
-      for (std::int32_t i = 0; i < sizes.table_stride / 3; ++i) {
-        words[static_cast<std::size_t>(table + sizes.table_stride + i)] = words[static_cast<std::size_t>(table + i)];
-      }
-      world.control.write(words);
-    }
+    std::vector<std::int32_t> lengths(static_cast<std::size_t>(sizes.batch));
+    std::ranges::generate(lengths, [&] {
+      const std::uint32_t any = query_rows + engine() % (capacity - query_rows + 1);
+      return engine() % 8 == 0 ? kNone : static_cast<std::int32_t>(any);
+    });
+    lengths.front() = static_cast<std::int32_t>(capacity);
+    lengths.back() = sizes.query_rows;
+    world.begin_sifting(2 * pass + 1, rows_behind(lengths, sizes.query_rows));
+    const DeviceArray keys(world.backend, normal_floats(static_cast<std::size_t>(sizes.rows()) * kDim, engine()));
+    const auto before = world.index_keys.read();
+    world.backend.append({.layer = world.layer(),
+                          .step = world.step(),
+                          .shape = world.shape,
+                          .kv = nullptr,
+                          .kv_dtype = DType::f32,
+                          .index_key = keys.data(),
+                          .index_key_dtype = DType::f32});
     const auto plain = stage.plain_scores();
-    auto predictions = stage.predictions(engine() % 3 == 0 ? 1.3F : 1.0F);
-    if (engine() % 16 == 0) {
-      std::ranges::fill(predictions.thresholds, engine() % 2 == 0 ? -1e30F : 0.0F);
-    }
-    stage.predict(predictions);
-    const LayerCounters before = world.counted();
-    const float cap = engine() % 4 == 0 ? 0.001F : 1.0F;
-    stage.sift(cap);
-    std::int64_t tokens = 0;
-    for (const std::int32_t position : world.positions) {
-      tokens += position + 1;
-    }
-    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    const auto after = world.index_keys.read();
+    world.index_keys.write(before);
+    stage.predict(stage.predictions());
+    stage.poison_scores();
+    stage.sift(1.0F, keys.data());
+    ASSERT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    ASSERT_EQ(world.index_keys.read(), after);
     expect_right_sifts(world);
-    world.expect_idle_queue();
-    world.check(/*begun=*/true);
-    const LayerCounters after = world.counted();
-    EXPECT_LE(after.prefetched - before.prefetched, static_cast<std::int64_t>(cap * static_cast<float>(tokens) + 0.5F));
-    EXPECT_EQ(world.prefetched.read()[0], after.prefetched - before.prefetched);
-    EXPECT_EQ(after.hits, before.hits);
-    const auto resident = world.slot_of.read();
-    const auto stamps = world.stamp.read();
-    for (std::int32_t row = 0; row < sizes.rows(); ++row) {
-      if (const std::int32_t position = world.positions[static_cast<std::size_t>(row)]; position != kNone) {
-        const auto host = static_cast<std::size_t>(world.host_row_of(row, position));
-        ASSERT_GE(resident[host], 0);
-        EXPECT_EQ(stamps[static_cast<std::size_t>(resident[host])], new_row_at(tick))
-            << "new row " << row << " was fetched";
-      }
-    }
-    ASSERT_FALSE(::testing::Test::HasFailure());
-
-    std::ranges::generate(kv, [&] { return static_cast<std::byte>(engine()); });
-    const DeviceArray rows(world.backend, kv);
-    world.select_sifted();
-    world.append_and_recall(rows, DType::u8, true);
     world.check();
-    const auto selection = world.selection.read();
-    const auto recalled = world.recalled_rows();
-    for (std::int32_t row = 0; row < sizes.rows(); ++row) {
-      if (world.positions[static_cast<std::size_t>(row)] != kNone) {
-        const auto first = selection.begin() + row * top_k;
-        ASSERT_EQ(std::vector<std::int32_t>(first, first + top_k), best_of(world.scores_of(row), top_k)) << row;
-      }
-    }
-    for (std::size_t i = 0; i < selection.size(); ++i) {
-      const auto row = static_cast<std::int32_t>(i) / top_k;
-      const std::int32_t expected = selection[i] == kNone ? kNone : world.host_row_of(row, selection[i]);
-      if (recalled[i] != expected) {
-        FAIL() << "entry " << i << ": row " << recalled[i] << ", expected " << expected;
-      }
-    }
-    const LayerCounters last = world.counted();
-    EXPECT_LE(last.prefetched_used - after.prefetched_used, after.prefetched - before.prefetched);
     ASSERT_FALSE(::testing::Test::HasFailure());
-    fetched = last.prefetched;
-    used = last.prefetched_used;
   }
-  const LayerCounters counters = world.counted();
-  EXPECT_GT(fetched, 0);
-  EXPECT_GT(used, 0);
-  if (sizes.query_rows == 1) {  // what is predicted is so for the last one of them
-    EXPECT_LT(counters.full_selects, passes * sizes.rows() / 4);
-  }
-  std::printf("prefetched %lld, used %lld, misses %lld, full selects %lld\n", static_cast<long long>(fetched),
-              static_cast<long long>(used), static_cast<long long>(counters.misses),
-              static_cast<long long>(counters.full_selects));
 }
 
-TEST_F(CudaScoreSift, PrefetchIntoASmallPool) {
-  run_passes({.slots = 3 * 65, .batch = 3, .query_rows = 1, .table_stride = 128}, 64, 25, 65, false);
-}
-TEST_F(CudaScoreSift, PrefetchIntoARoomyPool) {
-  run_passes({.slots = 4000, .batch = 3, .query_rows = 1, .table_stride = 128}, 64, 25, 66, false);
-}
-TEST_F(CudaScoreSift, PrefetchForALongTime) {
-  run_passes({.slots = 3 * 33 + 20, .batch = 3, .query_rows = 1, .table_stride = 40}, 32, 500, 69, true);
-}
-TEST_F(CudaScoreSift, PrefetchOfSharedPrefixes) {
-  run_passes({.slots = 900, .batch = 4, .query_rows = 1, .table_stride = 96}, 96, 25, 67, true);
-}
-TEST_F(CudaScoreSift, PrefetchForSpeculation) {
-  run_passes({.slots = 2 * 3 * 65 + 10, .batch = 2, .query_rows = 3, .table_stride = 128}, 64, 25, 68, true);
-}
-
-TEST_F(CudaScoreSift, PrefetchWaitsUntilRowsHaveBeenMissing) {
-  const Sizes sizes{.slots = 3 * 65, .batch = 3, .query_rows = 1, .table_stride = 128};
-  Stage stage(64, 64, sizes, 70);
-  SiftWorld& world = stage.world;
-  world.thread_blocks = 6;
-  const DeviceArray rows(world.backend,
-                         std::vector<std::byte>(3U * static_cast<std::size_t>(row_bytes_of(world.shape))));
-  std::vector<std::int32_t> lengths(3, 7'000);
-  std::int32_t tick = 0;
-  // Nothing is resident before the first pass, and predictions ask for more than is selected: rows are always missing.
-  for (const std::int32_t later : {kExpectMisses + 1, 2, kExpectMisses + 1}) {
-    tick += later;
-    SCOPED_TRACE(tick);
-    world.begin_sifting(tick, rows_behind(lengths, 1), /*claims=*/true);
-    const auto plain = stage.plain_scores();
-    stage.predict(stage.predictions(1.3F));
-    const std::int64_t before = world.counted().prefetched;
-    stage.sift(1.0F);
-    EXPECT_EQ(world.counted().prefetched > before, later <= kExpectMisses);
-    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
-    EXPECT_EQ(expect_right_sifts(world), 3);
-    world.select_sifted();
-    world.append_and_recall(rows, DType::u8, true);
-    world.check();
-    lengths = {lengths[0] + 100, lengths[1] + 60, lengths[2] + 1};
+TEST_F(CudaScoreSift, NewKeysAreWrittenAndSiftedLikeOthers) {
+  for (const std::int32_t query_rows : {1, 2, 4, 9}) {
+    SCOPED_TRACE(query_rows);
+    append_and_sift({.slots = 4000, .batch = 13, .query_rows = query_rows, .table_stride = 30}, 0, 71);
+    append_and_sift({.slots = 4000, .batch = 13, .query_rows = query_rows, .table_stride = 30}, 6, 72);
+    append_and_sift({.slots = 4000, .batch = 102, .query_rows = query_rows, .table_stride = 2}, 8, 73);
   }
 }
 

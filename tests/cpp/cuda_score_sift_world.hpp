@@ -76,9 +76,12 @@ struct SiftWorld : World {
     predicted.write(spread(thresholds_));
     spreads.write(spread(deviations_));
   }
-  void sift(const float* queries, const float* weights, float cap) {
+  /// `new_keys`: those of the pass's rows, which the call is to write.
+  void sift(const float* queries, const float* weights, float cap, const float* new_keys = nullptr) {
     auto params = params_of(*this, all_rows(), queries, DType::f32, weights);
     params.sift = sift_view(cap);
+    params.index_key = new_keys;
+    params.index_key_dtype = DType::f32;
     if (thread_blocks > 0) {
       backend.synchronize();  // its work is in another stream
       launch_score_sm90(params, queue.data(),

@@ -92,26 +92,27 @@ TEST_F(CudaSelect, ManyRows) {
 }
 
 TEST_F(CudaSelect, SiftedTokensDo) {
-  constexpr std::int32_t kK = 2048;
-  Three three(kK, {.rows = 5, .table_stride = 320, .query_rows = 1, .capacity = 5000});
-  for (const int kind : {0, 2, 3, 5, 6, 9, 10, 13}) {
-    ScoredRows rows(three.sizes, {kNone, kK - 2, kK - 1, 9999, 20479}, kind, 17U);
-    for (const std::int32_t wanted : {kK, kK + 1, 2560, 4096, 4999}) {
-      const Sifting sifting(rows, three.sizes, static_cast<unsigned>(wanted), [&](int) { return wanted; });
-      three.write(rows);
-      three.write(sifting);
-      three.select();
-      three.expect_same("sifted, kind ", kind);
-      std::int64_t candidates = 0;
-      std::int64_t full = 0;
-      for (std::size_t row = 1; row < 5; ++row) {
-        const std::int32_t found = sifting.found[row].found;
-        candidates += found;
-        full += row > 1 && (found < kK || found > three.sizes.capacity) ? 1 : 0;
+  for (const std::int32_t k : {64, 2048, 4096}) {
+    Three three(k, {.rows = 5, .table_stride = 320, .query_rows = 1, .capacity = 5 * k / 2});
+    for (const int kind : {0, 2, 3, 5, 6, 9, 10, 13, 15, 16}) {
+      ScoredRows rows(three.sizes, {kNone, k - 2, k - 1, 9999, 20479}, kind, 17U);
+      for (const std::int32_t wanted : {k, k + 1, 5 * k / 4, 2 * k, 5 * k / 2 - 1}) {
+        const Sifting sifting(rows, three.sizes, static_cast<unsigned>(wanted), [&](int) { return wanted; });
+        three.write(rows);
+        three.write(sifting);
+        three.select();
+        three.expect_same("sifted, kind ", kind);
+        std::int64_t candidates = 0;
+        std::int64_t full = 0;
+        for (std::size_t row = 1; row < 5; ++row) {
+          const std::int32_t found = sifting.found[row].found;
+          candidates += found;
+          full += row > 1 && (found < k || found > three.sizes.capacity) ? 1 : 0;
+        }
+        EXPECT_EQ(three.counted().candidates, candidates) << kind;
+        EXPECT_EQ(three.counted().full_selects, full) << kind;
+        EXPECT_EQ(three.general.counters.read().front().candidates, 0);
       }
-      EXPECT_EQ(three.counted().candidates, candidates) << kind;
-      EXPECT_EQ(three.counted().full_selects, full) << kind;
-      EXPECT_EQ(three.general.counters.read().front().candidates, 0);
     }
   }
 }

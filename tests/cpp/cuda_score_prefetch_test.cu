@@ -1,0 +1,155 @@
+// Prefetches inside score: what is fetched ahead leaves the layer whole, and scores and candidates as they are. Then
+// select and recall on top of it.
+
+#include "cuda_score_sift_stage.hpp"
+
+namespace echo::cuda_test {
+namespace {
+
+/// Passes of a few sessions through small pools: score with prefetch, select, recall.
+void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned seed, bool shared_prefix) {
+  SiftStage stage(sift_shape(64, top_k), sizes, seed);
+  SiftWorld& world = stage.world;
+  world.thread_blocks = std::max(1, sizes.batch * sizes.table_stride / 60);
+  std::mt19937& engine = stage.engine;
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(sizes.batch));
+  const auto capacity = static_cast<std::uint32_t>(sizes.score_stride());
+  std::ranges::generate(lengths, [&] { return static_cast<std::int32_t>(capacity - engine() % 64); });
+  std::vector<std::byte> kv(static_cast<std::size_t>(sizes.rows() * row_bytes_of(world.shape)));
+  std::int64_t fetched = 0;
+  std::int64_t used = 0;
+  std::int32_t tick = 0;
+  for (int pass = 0; pass < passes; ++pass) {
+    SCOPED_TRACE(pass);
+    tick += 2 + static_cast<std::int32_t>(engine() % 3);
+    for (std::int32_t& length : lengths) {
+      length = length + sizes.query_rows > static_cast<std::int32_t>(capacity) ? static_cast<std::int32_t>(capacity / 2)
+                                                                               : length + sizes.query_rows;
+    }
+    auto now = lengths;
+    now[engine() % now.size()] = engine() % 4 == 0 ? kNone : now[0];
+    world.begin_sifting(tick, rows_behind(now, sizes.query_rows), /*claims=*/true);
+    if (shared_prefix) {  // entry 1 has the first half of entry 0's blocks
+      auto words = world.control.read();
+      const auto table = world.step().block_table - world.control.data();
+      for (std::int32_t i = 0; i < sizes.table_stride / 3; ++i) {
+        words[static_cast<std::size_t>(table + sizes.table_stride + i)] = words[static_cast<std::size_t>(table + i)];
+      }
+      world.control.write(words);
+    }
+    const auto plain = stage.plain_scores();
+    auto predictions = stage.predictions(engine() % 3 == 0 ? 1.3F : 1.0F);
+    if (engine() % 16 == 0) {
+      std::ranges::fill(predictions.thresholds, engine() % 2 == 0 ? -1e30F : 0.0F);
+    }
+    stage.predict(predictions);
+    const LayerCounters before = world.counted();
+    const float cap = engine() % 4 == 0 ? 0.001F : 1.0F;
+    stage.sift(cap);
+    std::int64_t tokens = 0;
+    for (const std::int32_t position : world.positions) {
+      tokens += position + 1;
+    }
+    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    expect_right_sifts(world);
+    world.expect_idle_queue();
+    world.check(/*begun=*/true);
+    const LayerCounters after = world.counted();
+    EXPECT_LE(after.prefetched - before.prefetched, static_cast<std::int64_t>(cap * static_cast<float>(tokens) + 0.5F));
+    EXPECT_EQ(world.prefetched.read()[0], after.prefetched - before.prefetched);
+    EXPECT_EQ(after.hits, before.hits);
+    const auto resident = world.slot_of.read();
+    const auto stamps = world.stamp.read();
+    for (std::int32_t row = 0; row < sizes.rows(); ++row) {
+      if (const std::int32_t position = world.positions[static_cast<std::size_t>(row)]; position != kNone) {
+        const auto host = static_cast<std::size_t>(world.host_row_of(row, position));
+        ASSERT_GE(resident[host], 0);
+        EXPECT_EQ(stamps[static_cast<std::size_t>(resident[host])], new_row_at(tick))
+            << "new row " << row << " was fetched";
+      }
+    }
+    ASSERT_FALSE(::testing::Test::HasFailure());
+
+    std::ranges::generate(kv, [&] { return static_cast<std::byte>(engine()); });
+    const DeviceArray rows(world.backend, kv);
+    world.select_sifted();
+    world.append_and_recall(rows, DType::u8, true);
+    world.check();
+    const auto selection = world.selection.read();
+    const auto recalled = world.recalled_rows();
+    for (std::int32_t row = 0; row < sizes.rows(); ++row) {
+      if (world.positions[static_cast<std::size_t>(row)] != kNone) {
+        const auto first = selection.begin() + row * top_k;
+        ASSERT_EQ(std::vector<std::int32_t>(first, first + top_k), best_of(world.scores_of(row), top_k)) << row;
+      }
+    }
+    for (std::size_t i = 0; i < selection.size(); ++i) {
+      const auto row = static_cast<std::int32_t>(i) / top_k;
+      const std::int32_t expected = selection[i] == kNone ? kNone : world.host_row_of(row, selection[i]);
+      if (recalled[i] != expected) {
+        FAIL() << "entry " << i << ": row " << recalled[i] << ", expected " << expected;
+      }
+    }
+    const LayerCounters last = world.counted();
+    EXPECT_LE(last.prefetched_used - after.prefetched_used, after.prefetched - before.prefetched);
+    ASSERT_FALSE(::testing::Test::HasFailure());
+    fetched = last.prefetched;
+    used = last.prefetched_used;
+  }
+  const LayerCounters counters = world.counted();
+  EXPECT_GT(fetched, 0);
+  EXPECT_GT(used, 0);
+  if (sizes.query_rows == 1) {  // what is predicted is so for the last one of them
+    EXPECT_LT(counters.full_selects, passes * sizes.rows() / 4);
+  }
+  std::printf("prefetched %lld, used %lld, misses %lld, full selects %lld\n", static_cast<long long>(fetched),
+              static_cast<long long>(used), static_cast<long long>(counters.misses),
+              static_cast<long long>(counters.full_selects));
+}
+
+TEST_F(CudaScoreSift, PrefetchIntoASmallPool) {
+  run_passes({.slots = 3 * 65, .batch = 3, .query_rows = 1, .table_stride = 128}, 64, 25, 65, false);
+}
+TEST_F(CudaScoreSift, PrefetchIntoARoomyPool) {
+  run_passes({.slots = 4000, .batch = 3, .query_rows = 1, .table_stride = 128}, 64, 25, 66, false);
+}
+TEST_F(CudaScoreSift, PrefetchForALongTime) {
+  run_passes({.slots = 3 * 33 + 20, .batch = 3, .query_rows = 1, .table_stride = 40}, 32, 500, 69, true);
+}
+TEST_F(CudaScoreSift, PrefetchOfSharedPrefixes) {
+  run_passes({.slots = 900, .batch = 4, .query_rows = 1, .table_stride = 96}, 96, 25, 67, true);
+}
+TEST_F(CudaScoreSift, PrefetchForSpeculation) {
+  run_passes({.slots = 2 * 3 * 65 + 10, .batch = 2, .query_rows = 3, .table_stride = 128}, 64, 25, 68, true);
+}
+
+TEST_F(CudaScoreSift, PrefetchWaitsUntilRowsHaveBeenMissing) {
+  const Sizes sizes{.slots = 3 * 65, .batch = 3, .query_rows = 1, .table_stride = 128};
+  SiftStage stage(sift_shape(64, 64), sizes, 70);
+  SiftWorld& world = stage.world;
+  world.thread_blocks = 6;
+  const DeviceArray rows(world.backend,
+                         std::vector<std::byte>(3U * static_cast<std::size_t>(row_bytes_of(world.shape))));
+  std::vector<std::int32_t> lengths(3, 7'000);
+  std::int32_t tick = 0;
+  // Nothing is resident before the first pass, and predictions ask for more than is selected: rows are always missing.
+  for (const std::int32_t later : {kExpectMisses + 1, 2, kExpectMisses + 1}) {
+    tick += later;
+    SCOPED_TRACE(tick);
+    world.begin_sifting(tick, rows_behind(lengths, 1), /*claims=*/true);
+    const auto plain = stage.plain_scores();
+    stage.predict(stage.predictions(1.3F));
+    const std::int64_t before = world.counted().prefetched;
+    stage.sift(1.0F);
+    EXPECT_EQ(world.counted().prefetched > before, later <= kExpectMisses);
+    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    EXPECT_EQ(expect_right_sifts(world), 3);
+    world.select_sifted();
+    world.append_and_recall(rows, DType::u8, true);
+    world.check();
+    lengths = {lengths[0] + 100, lengths[1] + 60, lengths[2] + 1};
+  }
+}
+
+}  // namespace
+}  // namespace echo::cuda_test
