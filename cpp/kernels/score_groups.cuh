@@ -1,7 +1,8 @@
 #pragma once
 // How the work of a score call is cut up: rows of a block that share a block table form groups, the key blocks of all
 // groups one long list, and each thread block takes an equal part of it. Lengths are known on the device only, so each
-// warp finds its part for itself, from the positions of the rows.
+// warp finds its part for itself, from the positions of the rows. To go on to another group takes a thread block as
+// long as some key blocks do, and all wait for the last one: so these count as part of the list, between groups.
 
 #include <cstdint>
 
@@ -10,6 +11,10 @@
 #include "kernels/warp.cuh"
 
 namespace echo {
+
+/// Key blocks that count for going on to another group, where there are as many for each thread block as ...
+inline constexpr std::int32_t kSwitchBlocks = 6;
+inline constexpr std::int32_t kSwitchShare = 24;  ///< ... this, and up to kWarp groups
 
 /// The groups of a row block, in order of their rows. Each batch entry has as many; the last ones may be empty.
 struct RowGroups {
@@ -115,6 +120,11 @@ class GroupWalk {
     }
     total_ = add_up();
     scorers_ = total_ >= groups.enough && without <= kExpectMisses ? groups.scorers : all;
+    if (groups.count <= kWarp && total_ >= static_cast<std::uint32_t>(kSwitchShare * all)) {
+      const unsigned there = __ballot_sync(kAllLanes, blocks_ > 0);
+      before_ = kSwitchBlocks * __popc(there & ((1U << lane_index()) - 1U));
+      total_ += static_cast<std::uint32_t>(kSwitchBlocks * (__popc(there) - 1));
+    }
   }
 
   /// Goes to the first group of this thread block's part; false if there is none.
@@ -164,11 +174,17 @@ class GroupWalk {
   }
   __device__ std::int32_t chunk_total() const { return __shfl_sync(kAllLanes, up_to_, kWarp - 1); }
 
-  /// First of a thread block's part.
+  /// First key block of a thread block's part, among those of all groups.
   __device__ std::int32_t part(unsigned index) const {
     const std::uint32_t share = scorers_ == groups_.scorers ? groups_.larger_share : groups_.share;
-    return static_cast<std::int32_t>(index >= static_cast<unsigned>(scorers_) ? total_
-                                                                              : __umulhi(total_, index * share));
+    const auto first =
+        static_cast<std::int32_t>(index >= static_cast<unsigned>(scorers_) ? total_ : __umulhi(total_, index * share));
+    if (groups_.count > kWarp) {
+      return first;
+    }
+    const std::int32_t of_groups = up_to_ - blocks_;  // key blocks before the lane's group
+    const std::int32_t in_group = min(first - before_ - of_groups, blocks_);
+    return __reduce_max_sync(kAllLanes, in_group >= 0 ? of_groups + in_group : 0);
   }
 
   /// Takes the group of a lane, from a key block on.
@@ -181,8 +197,9 @@ class GroupWalk {
   const ScoreParams& p_;
   const RowGroups& groups_;
   const KernelErrorView& errors_;
-  std::uint32_t total_;
+  std::uint32_t total_;  ///< what is shared out
   std::int32_t scorers_;
+  std::int32_t before_ = 0;       ///< of it, what counts for going on to the lane's group and those before it
   std::int32_t left_ = 0;         ///< of this thread block's part, the current group's included
   std::int32_t chunk_ = 0;        ///< first of the 32 groups that lanes know of
   std::int32_t blocks_ = 0;       ///< key blocks of group chunk_ + lane

@@ -19,7 +19,9 @@
 
 namespace echo {
 
-inline constexpr std::int32_t kFetchBlocks = 24;  ///< key blocks that are scored while a fetch goes on
+/// Key blocks that are scored while a fetch goes on, but at most half of a share: of a short one less is fetched, and
+/// sooner.
+inline constexpr std::int32_t kFetchBlocks = 24;
 inline constexpr std::int32_t kFetchWarps = kScoreThreads / kWarp - 1;  ///< of a thread block that prefetches
 
 /// Shared memory of a thread block that prefetches, where others have keys.
@@ -44,7 +46,7 @@ __device__ inline bool too_late(const SiftMemory& memory, std::int32_t share) {
   for (const std::int32_t& finished : memory.finished) {
     left -= look_at(finished);
   }
-  return look_at(memory.fetched) != 0 || left < kFetchBlocks;
+  return look_at(memory.fetched) != 0 || left < min(kFetchBlocks, share / 2);
 }
 
 /// Host row of a token, kNone if there is none.

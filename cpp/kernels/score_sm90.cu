@@ -149,7 +149,7 @@ std::uint32_t share_of(std::int32_t parts) {
 }
 
 constexpr std::int32_t kPrefetchers = 8;  ///< thread blocks that prefetch ...
-constexpr std::int32_t kLeastShare = 40;  ///< ... where others have so many key blocks each
+constexpr std::int32_t kLeastShare = 30;  ///< ... where others have so many key blocks each
 
 /// Rows of an entry in groups of about the same size, each a whole number of products.
 RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid) {
