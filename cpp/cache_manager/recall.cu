@@ -13,6 +13,8 @@
 // The launch may overlap the end of the kernel before it: meanwhile new rows are written, claimers look at their
 // windows and fetch what will be looked up into the L2 cache (prefetch_maps.cuh), and lookers read a block table, as
 // nothing of that depends on the selection. Attention may begin once the selection is there.
+#include <algorithm>
+
 #include "cache_manager/claim_slots.cuh"
 #include "cache_manager/copy_rows.cuh"
 #include "cache_manager/early_rows.cuh"
@@ -256,8 +258,9 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
                               .kv_dtype = p.kv_dtype,
                               .index_key = nullptr,
                               .index_key_dtype = DType::f32};
-    const std::int32_t warp = block * kAllWarps + warp_index();
-    append_row(append, warp / row_parts, {.index = warp % row_parts, .count = row_parts}, errors);
+    // Rows apart, as far as there are blocks: writes to the host hold up what else a multiprocessor does.
+    const std::int32_t row = warp_index() / row_parts * append_blocks + block;
+    append_row(append, row, {.index = warp_index() % row_parts, .count = row_parts}, errors);
     wait_for_kernel_before();
     return;
   }
@@ -278,10 +281,15 @@ void launch_with(const RecallParams& params, std::int32_t lanes, const LaunchCon
   while (row_parts > 1 && params.step.rows > kMostAppendBlocks * kAllWarps / row_parts) {
     row_parts /= 2;
   }
-  const unsigned append_blocks =
-      params.kv == nullptr ? 0U : blocks_for(static_cast<std::int64_t>(params.step.rows) * row_parts, kAllWarps);
-  launch_early(context, recall<kPerThread, kForecasts>,
-               append_blocks + blocks_for(entries, kPerThread * kLookWarps * lanes), kThreads, 0, params,
+  const unsigned blocks = blocks_for(entries, kPerThread * kLookWarps * lanes);
+  unsigned append_blocks = 0;
+  if (params.kv != nullptr) {
+    const auto multiprocessors = static_cast<unsigned>(context.multiprocessors);
+    const unsigned free = multiprocessors - std::min(blocks, multiprocessors);
+    append_blocks = std::max(blocks_for(static_cast<std::int64_t>(params.step.rows) * row_parts, kAllWarps),
+                             std::min(free, static_cast<unsigned>(params.step.rows)));
+  }
+  launch_early(context, recall<kPerThread, kForecasts>, append_blocks + blocks, kThreads, 0, params,
                static_cast<std::int32_t>(append_blocks), row_parts, lanes, context.errors);
 }
 

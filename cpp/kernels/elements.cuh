@@ -15,6 +15,15 @@ __device__ inline float load_float(const void* array, DType dtype, std::int64_t 
                              : from_bf16(static_cast<const std::uint16_t*>(array)[index]);
 }
 
+/// The same in two steps, the first of which does not wait for what it loads.
+__device__ inline std::uint32_t load_bits(const void* array, DType dtype, std::int64_t index) {
+  return dtype == DType::f32 ? static_cast<const std::uint32_t*>(array)[index]
+                             : static_cast<const std::uint16_t*>(array)[index];
+}
+__device__ inline float float_of_bits(std::uint32_t bits, DType dtype) {
+  return dtype == DType::f32 ? float_of(bits) : from_bf16(static_cast<std::uint16_t>(bits));
+}
+
 __device__ inline void store_float(void* array, DType dtype, std::int64_t index, float value) {
   if (dtype == DType::f32) {
     static_cast<float*>(array)[index] = value;
