@@ -2,7 +2,6 @@
 // The warps of score on Hopper that bring in what is multiplied: one fetches keys, some load queries.
 
 #include <cstdint>
-#include <limits>
 
 #include "kernels/score_runs.cuh"
 #include "kernels/score_sift.cuh"
@@ -31,59 +30,15 @@ __device__ inline Span span_at(const ScoreParams& p, const Run& run, std::int32_
   return span;
 }
 
-inline constexpr int kAtOnce = 4;                ///< key blocks of a long share that are asked for together
-inline constexpr std::int32_t kLongShare = 128;  ///< key blocks
-/// Of what is no key block: no row is so long.
-inline constexpr std::int32_t kFarToken = std::numeric_limits<std::int32_t>::max() - kTokensPerBlock;
-
-/// Has up to kMost key blocks of a span, from the i-th on, copied into the next stages, each as soon as it is free.
-/// `newer`: those of them that may hold new keys, which only then are named.
-template <int kMost>
-__device__ void ask_for(const CUtensorMap& keys, const ScoreStages& shared, const Span& span, std::int32_t i,
-                        std::int32_t count, StageWork work, unsigned newer, RingPlace place, std::uint64_t policy) {
-  const std::int32_t new_count = work.new_count;
-  std::int32_t tokens[kMost];
-  std::int32_t host_blocks[kMost];
-#pragma unroll
-  for (int k = 0; k < kMost; ++k) {
-    tokens[k] = __shfl_sync(kAllLanes, span.token, i + k);
-    host_blocks[k] = __shfl_sync(kAllLanes, span.host_block, i + k);
-  }
-  if (kMost == 1) {
-    shared.empty[place.stage].wait(place.parity ^ 1U);
-  }
-  if (ptx::elect()) {
-#pragma unroll
-    for (int k = 0; k < kMost; ++k) {
-      if (k < count) {
-        if (kMost > 1) {
-          shared.empty[place.stage].wait(place.parity ^ 1U);
-        }
-        work.token = tokens[k];
-        work.new_count = (newer >> static_cast<unsigned>(k) & 1U) != 0U ? new_count : 0;
-        shared.work[place.stage] = work;
-        shared.full[place.stage].arrive_expecting(kMapBlockBytes);
-        std::byte* to = shared.keys + place.stage * kStageBytes;
-        ptx::copy_box(to, keys, 0, 0, host_blocks[k], shared.full[place.stage], policy);
-        place.advance(1, shared.stages);
-      }
-    }
-  }
-  __syncwarp();
-}
-
-/// The fetching warp: has key blocks copied into the stages of the ring, and says what to do with them. To ask for one
-/// takes about as long as memory needs for it, most of it waiting for shared memory; in a long share, four are asked
-/// for together. In a short one that takes longer: memory serves some thread blocks late, and the queries of a second
-/// group behind those keys. The block table's entries of a span are loaded while the span before is on its way. `maker`
-/// is at the first run.
+/// The fetching warp: has each key block copied into the next stage that is free, and says what to do with it. The
+/// block table's entries of a span are loaded while the span before is on its way. `maker` is at the first run.
 template <bool kKeeps>
 __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMaker& maker, const ScoreStages& shared,
                            const KernelErrorView& errors) {
+  constexpr std::int32_t kAhead = 3;  ///< key blocks of a span that go first, so that memory is soon busy
   // Rows of an entry that are not in this group will need the same keys soon.
   const std::uint64_t policy = ptx::create_policy(p.step.query_rows > shared.sizes.group_rows);
   const std::int64_t host_blocks = p.layer.host_rows / kTokensPerBlock;
-  const bool long_share = maker.left() >= kLongShare;
   RingPlace place{.stage = 0};
   Run run = maker.run();
   Span span = span_at(p, run, 0);
@@ -93,34 +48,46 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
   bool appended = false;
 #pragma unroll 1
   for (bool finished = false; !finished;) {
-    const bool kept = kKeeps && run.new_first + run.new_count <= kKeptKeys;
-    const StageWork work{
-        .group = span.group, .token = 0, .new_first = run.new_first, .new_count = kept ? run.new_count : 0};
+    const std::int32_t new_first = run.new_first;
+    const std::int32_t new_count = run.new_count;
     if (next && more) {
       more = maker.next();
       next = false;
     }
-    Span now = span;
-    if (lane_index() < now.count && (now.host_block < 0 || now.host_block >= host_blocks)) {
-      errors.raise(KernelError::bad_position);
-      now.token = kFarToken;  // the copy engine brings zeros
+    const Span now = span;
+    bool good = false;
+    if (lane_index() < now.count) {
+      good = now.host_block >= 0 && now.host_block < host_blocks;
+      if (!good) {
+        errors.raise(KernelError::bad_position);
+      }
     }
+    const unsigned all_good = __ballot_sync(kAllLanes, good);
     const unsigned with_new = p.index_key == nullptr ? 0U : __ballot_sync(kAllLanes, now.is_new);
+    const bool kept = kKeeps && new_first + new_count <= kKeptKeys;
 #pragma unroll 1
-    for (std::int32_t i = 0, count = 0; i < now.count; i += count) {
-      count = long_share ? min(now.count - i, kAtOnce) : 1;
-      const unsigned newer = with_new >> static_cast<unsigned>(i);
-      if (!kept && !appended && (newer & ((1U << static_cast<unsigned>(count)) - 1U)) != 0U) {
+    for (std::int32_t i = 0; i < now.count; ++i) {
+      const std::int32_t host_block = __shfl_sync(kAllLanes, now.host_block, i);
+      const std::int32_t token = __shfl_sync(kAllLanes, now.token, i);
+      const bool there = (all_good >> static_cast<unsigned>(i) & 1U) != 0U;
+      const bool is_new = (with_new >> static_cast<unsigned>(i) & 1U) != 0U;
+      if (is_new && !kept && !appended) {
         shared.new_keys->wait(0);
         appended = true;
       }
-      if (long_share) {
-        ask_for<kAtOnce>(keys, shared, now, i, count, work, newer, place, policy);
-      } else {
-        ask_for<1>(keys, shared, now, i, count, work, newer, place, policy);
+      if (there) {
+        shared.empty[place.stage].wait(place.parity ^ 1U);
+        if (ptx::elect()) {
+          shared.work[place.stage] = {
+              .group = now.group, .token = token, .new_first = new_first, .new_count = is_new && kept ? new_count : 0};
+          shared.full[place.stage].arrive_expecting(kMapBlockBytes);
+          std::byte* to = shared.keys + place.stage * kStageBytes;
+          ptx::copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
+        }
+        __syncwarp();
+        place.advance(1, shared.stages);
       }
-      place.advance(count, shared.stages);
-      if (i == 0) {
+      if (i == min(now.count - 1, kAhead)) {
         done += now.count;
         if (done == run.count && more) {
           run = maker.run();
