@@ -1,8 +1,8 @@
 """What the warps of a recall wait for: Nsight Compute samples a call of some cases of test_recall.py.
 
-A call of the first replay, in which as much is missing as in any other. ncu empties the caches before it, as they are
-in a step, and that of instructions too. It also copies the host pool before each call that it profiles, half a minute
-for 50 GB, so it gets one.
+A call of the first replay, in which as much is missing as in any other. ncu empties all caches before it, that of
+instructions too, as they are in a step. It also copies the host pool before each call that it profiles, half a minute
+for 50 GB, so that is one.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def main() -> None:
     if options.replay is not None:
         replay(CASES[options.replay])
         return
-    there = (record.RESULTS / f"{NAME}.json").exists()  # of a run before this one, whose cases are kept, too
-    baselines = record.RESULTS if there else gates.BASELINES
+    has_run = (record.RESULTS / f"{NAME}.json").exists()  # of a run before this one, whose cases are kept, too
+    baselines = record.RESULTS if has_run else gates.BASELINES
     results = gates.Gates(NAME, record.machine()["gpu"], update=True, baselines=baselines)
     with tempfile.TemporaryDirectory() as folder:
         for number in options.only:

@@ -1,6 +1,6 @@
 // recall: makes the selected rows resident and says in which slots they are. One launch, many blocks, no barrier
 // between them: residency.cuh says what keeps them from each other's slots.
-// Cost on an H200 (bench/results/recall.json): 2.8 us for 2,048 hits, 3.6 for 26,624; 20, 63 and 205 us with 533, 2,665
+// Cost on an H200 (bench/results/recall.json): 2.8 us for 2,048 hits, 3.6 for 26,624; 20, 63 and 204 us with 533, 2,665
 // and 13,312 misses among the latter. In a layer it takes 3.2 where nothing is missed; docs/design.md has the timeline.
 //
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
@@ -36,9 +36,10 @@ constexpr int kLookWarps = kLookers / kWarp;
 constexpr int kBlocksPerSm = 2;  ///< that run together
 constexpr int kMostPerThread = 8;
 constexpr int kMostEntries = kMostPerThread * kLookers;  ///< of a block
-/// Warps that write a new row, as far as rows are few: a single one takes 6 us for an FP8 row.
-constexpr std::int32_t kMostRowParts = 4;
-constexpr std::int32_t kMostAppendBlocks = 8;  ///< that run beside all others
+/// Warps that write a new row, as far as those of all rows fill no more blocks than the latter: a single warp takes 6.4
+/// us for an FP8 row.
+constexpr std::int32_t kMostRowParts = Fp8Quarter::kCount;
+constexpr std::int32_t kFullAppendBlocks = 8;
 
 /// Whether a warp that misses nothing has its own code, with nothing between that it passes over: what is not next has
 /// to be fetched first. Registers do not suffice for more entries.
@@ -258,7 +259,7 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void recall(RecallParams p,
                               .kv_dtype = p.kv_dtype,
                               .index_key = nullptr,
                               .index_key_dtype = DType::f32};
-    // Rows apart, as far as there are blocks: writes to the host hold up what else a multiprocessor does.
+    // Rows of a block are append_blocks apart.
     const std::int32_t row = warp_index() / row_parts * append_blocks + block;
     append_row(append, row, {.index = warp_index() % row_parts, .count = row_parts}, errors);
     wait_for_kernel_before();
@@ -278,18 +279,19 @@ template <int kPerThread, bool kForecasts>
 void launch_with(const RecallParams& params, std::int32_t lanes, const LaunchContext& context) {
   const std::int64_t entries = static_cast<std::int64_t>(params.block.count) * params.shape.top_k;
   std::int32_t row_parts = kMostRowParts;
-  while (row_parts > 1 && params.step.rows > kMostAppendBlocks * kAllWarps / row_parts) {
+  while (row_parts > 1 && params.step.rows > kFullAppendBlocks * kAllWarps / row_parts) {
     row_parts /= 2;
   }
-  const unsigned blocks = blocks_for(entries, kPerThread * kLookWarps * lanes);
+  const unsigned look_up_blocks = blocks_for(entries, kPerThread * kLookWarps * lanes);
   unsigned append_blocks = 0;
   if (params.kv != nullptr) {
+    // A block for each row, where multiprocessors have no look-up: writes to the host hold up what else one does.
     const auto multiprocessors = static_cast<unsigned>(context.multiprocessors);
-    const unsigned free = multiprocessors - std::min(blocks, multiprocessors);
+    const unsigned idle = multiprocessors - std::min(look_up_blocks, multiprocessors);
     append_blocks = std::max(blocks_for(static_cast<std::int64_t>(params.step.rows) * row_parts, kAllWarps),
-                             std::min(free, static_cast<unsigned>(params.step.rows)));
+                             std::min(idle, static_cast<unsigned>(params.step.rows)));
   }
-  launch_early(context, recall<kPerThread, kForecasts>, append_blocks + blocks, kThreads, 0, params,
+  launch_early(context, recall<kPerThread, kForecasts>, append_blocks + look_up_blocks, kThreads, 0, params,
                static_cast<std::int32_t>(append_blocks), row_parts, lanes, context.errors);
 }
 

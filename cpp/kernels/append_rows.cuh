@@ -4,10 +4,10 @@
 //
 // A warp per row, or one for each part of it; both places get the same words. Lanes encode in step, so that each of
 // their 4-byte words lies next to its neighbour's: stores are 128 bytes wide, also across the link. FP8: groups of 128
-// elements, four per lane, whose maximum is found by shuffles. Cost: a chain of four loads and the arithmetic, 6 us for
-// an FP8 row and a single warp, 3.4 for four; as quarters, whose elements do not wait for the other three loads, 1.5.
-// Nobody waits for the stores, but it seems that a launch which wrote to the host ends 2 to 4 us behind that. 512 rows
-// of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate.
+// elements, four per lane, whose maximum is found by shuffles. Cost: a chain of four loads and the arithmetic, 6.4 us
+// for an FP8 row and a single warp, 3.4 for four; as quarters, whose elements do not wait for the other three
+// loads, 1.5. Nobody waits for the stores, but it seems that a launch which wrote to the host ends 2 to 4 us behind
+// that. 512 rows of a prefill write 0.3-0.6 MB to the host, 6-12 us of link time at its rate.
 
 #include "cache_manager/nan_codes.cuh"
 #include "cache_manager/residency.cuh"
@@ -58,6 +58,17 @@ __device__ inline void put_bf16(const AppendParams& p, std::int64_t first, std::
   }
 }
 
+/// A lane's four elements of a group as codes; the group's scale.
+__device__ inline std::uint32_t encode_group(const float (&values)[4], float& scale) {
+  float amax = 0.0F;
+  for (const float value : values) {
+    amax = amax_with(amax, value);
+  }
+  scale = power_of_two_scale(warp_max(amax));
+  return pack_e4m3(scaled_down(values[0], scale), scaled_down(values[1], scale), scaled_down(values[2], scale),
+                   scaled_down(values[3], scale));
+}
+
 __device__ inline void put_fp8(const AppendParams& p, std::int64_t first, const RowPart& part,
                                const NewRowWords& words) {
   static_assert(kFp8Group == 4 * kWarp);
@@ -81,16 +92,8 @@ __device__ inline void put_fp8(const AppendParams& p, std::int64_t first, const 
       if (group >= groups) {
         break;
       }
-      float amax = 0.0F;
-      for (const float value : values[i]) {
-        amax = amax_with(amax, value);
-      }
-      const float scale = power_of_two_scale(warp_max(amax));
-      for (float& value : values[i]) {
-        value = scaled_down(value, scale);
-      }
-      words.put_codes(p.layer, group * kWarp + lane_index(),
-                      pack_e4m3(values[i][0], values[i][1], values[i][2], values[i][3]));
+      float scale;
+      words.put_codes(p.layer, group * kWarp + lane_index(), encode_group(values[i], scale));
       if (lane_index() == 0) {
         words.put(scales + group, bits_of(scale));
       }
@@ -150,18 +153,15 @@ class Fp8Quarter {
     }
   }
 
-  /// Once.
+  /// To be called once: what is stored takes the place of the elements.
   __device__ void encode() {
     float values[4];
-    float amax = 0.0F;
 #pragma unroll
     for (std::int32_t i = 0; i < 4; ++i) {
       values[i] = float_of_bits(codes_[i], dtype_);
-      amax = amax_with(amax, values[i]);
     }
-    const float scale = power_of_two_scale(warp_max(amax));
-    codes_[0] = pack_e4m3(scaled_down(values[0], scale), scaled_down(values[1], scale), scaled_down(values[2], scale),
-                          scaled_down(values[3], scale));
+    float scale;
+    codes_[0] = encode_group(values, scale);
     scale_ = bits_of(scale);
     rest_[0] = pack_bf16(float_of_bits(rest_[0], dtype_), float_of_bits(rest_[1], dtype_));
   }

@@ -15,7 +15,7 @@ __device__ inline float load_float(const void* array, DType dtype, std::int64_t 
                              : from_bf16(static_cast<const std::uint16_t*>(array)[index]);
 }
 
-/// The same in two steps, the first of which does not wait for what it loads.
+/// An element's bits as they are loaded, for those who have something to do until they are there; then the number.
 __device__ inline std::uint32_t load_bits(const void* array, DType dtype, std::int64_t index) {
   return dtype == DType::f32 ? static_cast<const std::uint32_t*>(array)[index]
                              : static_cast<const std::uint16_t*>(array)[index];

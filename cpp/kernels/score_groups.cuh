@@ -2,7 +2,7 @@
 // How the work of a score call is cut up: rows of a block that share a block table form groups, the key blocks of all
 // groups one long list, and each thread block takes an equal part of it. Lengths are known on the device only, so each
 // warp finds its part for itself, from the positions of the rows. To go on to another group takes a thread block as
-// long as some key blocks do, and all wait for the last one: so these count as part of the list, between groups.
+// long as some key blocks do, and all wait for the last one: so that counts as part of the list, between groups.
 
 #include <cstdint>
 
@@ -12,9 +12,10 @@
 
 namespace echo {
 
-/// Key blocks that count for going on to another group, where there are as many for each thread block as ...
+/// Going on to another group counts as so many key blocks, where there are at most kWarp groups and each thread block
+/// has at least kSwitchShare key blocks.
 inline constexpr std::int32_t kSwitchBlocks = 6;
-inline constexpr std::int32_t kSwitchShare = 24;  ///< ... this, and up to kWarp groups
+inline constexpr std::int32_t kSwitchShare = 24;
 
 /// The groups of a row block, in order of their rows. Each batch entry has as many; the last ones may be empty.
 struct RowGroups {

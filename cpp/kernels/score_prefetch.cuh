@@ -6,11 +6,11 @@
 //
 // So reads of the host hold up nobody's keys, and where much is missing rows come as fast as the link allows, 33 per
 // us; without these multiprocessors score takes 2.5 us longer. A thread block lists nothing any more when what is left
-// of its share takes no longer than a fetch, and when all have come so far no other fetch begins: rows that nobody has
-// begun to fetch are given up. So the launch does not end much later than without prefetch. Those that prefetch wait
-// for those that score, which come before them in the grid and so have been started before. Cost on an H200 for 13 x
-// 100K tokens, in a layer: score takes 47.6 us if it only lists, 51.2 where nothing is missing but lately was, 52.7
-// while 600 rows of 656 bytes come (2 % missing).
+// of its share takes no longer than a fetch, or is half of a short share, and when all have come so far no other fetch
+// begins: rows that nobody has begun to fetch are given up. So the launch does not end much later than without
+// prefetch. Those that prefetch wait for those that score, which come before them in the grid and so have been started
+// before. Cost on an H200 for 13 x 100K tokens, in a layer: score takes 47.6 us if it only lists, 51.2 where nothing is
+// missing but lately was, 53.0 while 600 rows of 656 bytes come (2 % missing).
 
 #include "cache_manager/prefetch_rows.cuh"
 #include "kernels/prefetch_queue.hpp"
@@ -19,8 +19,8 @@
 
 namespace echo {
 
-/// Key blocks that are scored while a fetch goes on, but at most half of a share: of a short one less is fetched, and
-/// sooner.
+/// Key blocks that are scored while a fetch goes on. At most half of a share counts: a short one would list hardly
+/// anything.
 inline constexpr std::int32_t kFetchBlocks = 24;
 inline constexpr std::int32_t kFetchWarps = kScoreThreads / kWarp - 1;  ///< of a thread block that prefetches
 

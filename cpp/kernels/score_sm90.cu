@@ -12,10 +12,8 @@
 // Cost: index keys read once per group of rows. A multiprocessor has room for 12 blocks (100 KB) and asks for one in
 // 400 to 470 cycles, so that about four are on their way; with many sessions memory waits for that (docs/design.md).
 // H200, 64 heads, a row per session: 4.0 us for 1 x 16K tokens, 6.6 for 1 x 100K, 48 for 13 x 100K, 226 for 64 x 100K;
-// with two rows per session 51 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37. In one
-// run, of 48.5 and 226 for 13 and 64 x 100K, storing the scores took 3.7 and 18, the arithmetic 0.6 and 4. Scores are
-// 3 % of the bytes; it seems that the L2 cache writes them back while keys are read. Where calls came behind one that
-// read keys without the hint to give them up first, 13 x 100K took 44.
+// with two rows per session 51 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
+// docs/design.md has what each part takes.
 #include <algorithm>
 #include <cstdint>
 #include <limits>

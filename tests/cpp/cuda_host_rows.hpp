@@ -1,5 +1,5 @@
 #pragma once
-// Rows of 656 bytes in the host pool of a world, as attention and score for Hopper read them.
+// A shape that score and attention for Hopper both take, and its rows of 656 bytes in the host pool of a world.
 
 #include <cstdint>
 #include <cstring>

@@ -33,7 +33,7 @@ constexpr Sizes kLargePools[] = {
     {"Prefill", -1, 1, 512, 256, 64, 0, 32},
     {"Large", 0, 64, 1, 256, 16, 2, 32},
     {"LargeAndTight", 0, 64, 1, 256, 16, 0, 16, true},
-    // On 132 multiprocessors.
+    // So many entries a thread on 132 multiprocessors (recall.cu).
     {"FourEntriesPerThread", 0, 102, 1, 2048, 40, 0, 16},
     {"EightEntriesPerThread", 0, 140, 1, 2048, 40, 0, 16, true},
 };

@@ -29,7 +29,7 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
     auto now = lengths;
     now[engine() % now.size()] = engine() % 4 == 0 ? kNone : now[0];
     world.begin_sifting(tick, rows_behind(now, sizes.query_rows), /*claims=*/true);
-    if (shared_prefix) {  // entry 1 has the first half of entry 0's blocks
+    if (shared_prefix) {  // entry 1 has the first third of entry 0's blocks
       auto words = world.control.read();
       const auto table = world.step().block_table - world.control.data();
       for (std::int32_t i = 0; i < sizes.table_stride / 3; ++i) {
@@ -50,7 +50,7 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
     for (const std::int32_t position : world.positions) {
       tokens += position + 1;
     }
-    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    expect_scores(world, plain);
     expect_right_sifts(world);
     world.expect_idle_queue();
     world.check(/*begun=*/true);
@@ -102,9 +102,6 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
   if (sizes.query_rows == 1) {  // what is predicted is so for the last one of them
     EXPECT_LT(counters.full_selects, passes * sizes.rows() / 4);
   }
-  std::printf("prefetched %lld, used %lld, misses %lld, full selects %lld\n", static_cast<long long>(fetched),
-              static_cast<long long>(used), static_cast<long long>(counters.misses),
-              static_cast<long long>(counters.full_selects));
 }
 
 TEST_F(CudaScoreSift, PrefetchIntoASmallPool) {
@@ -142,7 +139,7 @@ TEST_F(CudaScoreSift, PrefetchWaitsUntilRowsHaveBeenMissing) {
     const std::int64_t before = world.counted().prefetched;
     stage.sift(1.0F);
     EXPECT_EQ(world.counted().prefetched > before, later <= kExpectMisses);
-    EXPECT_EQ(std::memcmp(world.scores.read().data(), plain.data(), plain.size() * sizeof(float)), 0);
+    expect_scores(world, plain);
     EXPECT_EQ(expect_right_sifts(world), 3);
     world.select_sifted();
     world.append_and_recall(rows, DType::u8, true);

@@ -98,6 +98,11 @@ inline std::vector<std::int32_t> rows_behind(const std::vector<std::int32_t>& le
   return positions;
 }
 
+/// The scores are these, bit for bit.
+inline void expect_scores(const SiftWorld& world, const std::vector<float>& expected) {
+  EXPECT_EQ(std::memcmp(world.scores.read().data(), expected.data(), expected.size() * sizeof(float)), 0);
+}
+
 /// Positions of the k best, ascending; of equal ones the first.
 inline std::vector<std::int32_t> best_of(const std::vector<float>& scores, std::int32_t k) {
   std::vector<std::int32_t> order(scores.size());

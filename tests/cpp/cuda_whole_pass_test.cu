@@ -1,6 +1,6 @@
 // Decode passes by the kernels for Hopper, verb after verb as a layer has them: new keys and rows, lists, prefetches,
-// small pools, NaN in keys and rows. What the CPU's verbs make of the same, one by one: scores are whole numbers, so
-// selections and rows are equal; outputs are close, and NaN where the CPU's are.
+// small pools, NaN in keys and rows. The CPU's verbs go through the same passes, one by one. Scores are whole numbers,
+// so selections and rows are equal; outputs are close, and NaN where the CPU's are.
 
 #include "cuda_attended.hpp"
 #include "cuda_host_rows.hpp"
@@ -125,7 +125,7 @@ struct Passes {
   std::int64_t outputs[2] = {};  ///< numbers, and NaN
 };
 
-/// Sessions grow from `least` tokens or more on, some sit a pass out; the pool holds few rows more than a pass needs.
+/// Sessions grow from at least `least` tokens, some sit a pass out; the pool holds a few rows more than a pass needs.
 void run_passes(std::int32_t top_k, Sizes sizes, std::int32_t least, std::int32_t thread_blocks) {
   SCOPED_TRACE("k = " + std::to_string(top_k) + ", " + std::to_string(sizes.rows()) + " rows");
   sizes.slots = sizes.rows() * (top_k + 1) + 200;
