@@ -45,6 +45,7 @@ def profile(number: int, report: Path) -> list[dict[str, str]]:
     options += ["--metrics", _METRICS, "--warp-sampling-interval", "0", "--clock-control", "none"]
     command = ["ncu", "-f", "-o", str(report), *options, sys.executable, __file__, "--replay", str(number)]
     lazily = {**os.environ, "CUDA_MODULE_LOADING": "LAZY"}  # ncu looks at all that is loaded
+    report.unlink(missing_ok=True)  # of the case before
     # In a process group: what ncu runs must not outlive it, holding the host pool.
     ran = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=lazily, start_new_session=True
@@ -99,7 +100,7 @@ def main() -> None:
     baselines = record.RESULTS if has_run else gates.BASELINES
     results = gates.Gates(NAME, record.machine()["gpu"], update=True, baselines=baselines)
     with tempfile.TemporaryDirectory() as folder:
-        for number in options.only:
+        for number in dict.fromkeys(options.only):
             rows = profile(number, Path(folder, "recall.ncu-rep"))
             results.add(CASES[number].keys(), figures(rows))
             print(results.cases[-1], flush=True)

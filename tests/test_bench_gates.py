@@ -133,13 +133,35 @@ def test_profiles_of_recall_keep_the_cases_that_are_not_profiled(
     monkeypatch.setattr(gates, "BASELINES", tmp_path / "baselines")
     waits = {"smsp__pcsamp_warps_issue_stalled_wait": "1,000"}
     monkeypatch.setattr(stalls, "profile", lambda *_: [waits])
-    for only in (["0", "2"], ["2", "1"], ["3"]):
+    for only in (["0", "2"], ["2", "1"], ["3", "3"]):
         monkeypatch.setattr(sys, "argv", ["recall_stalls.py", "--only", *only])
         stalls.main()
     written = json.loads((tmp_path / "results" / "recall_stalls.json").read_text())["cases"]
     assert [entry["case"] for entry in written] == [stalls.CASES[number].keys() for number in (3, 2, 1, 0)]
     assert ["commit" in entry and "date" in entry for entry in written] == [False, True, True, True]
     assert written[-1]["stalls"] == {"wait": 1.0} and written[-1]["samples"] == 1000
+
+
+def test_a_profile_that_fails_does_not_count_as_the_one_before(
+    gates: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalls = importlib.import_module("recall_stalls")
+    ncu = tmp_path / "ncu"
+    ncu.write_text(
+        """#!/bin/sh
+case "$*" in
+*"--page raw"*) printf '"ID","figure"\\n"","unit"\\n"0","7"\\n' ;;
+*"--replay 1") : >"$3" ;;
+*) exit 1 ;;
+esac
+"""
+    )
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    report = tmp_path / "report"
+    assert stalls.profile(1, report) == [{"ID": "0", "figure": "7"}]
+    with pytest.raises(RuntimeError, match="ncu failed"):
+        stalls.profile(2, report)
 
 
 def test_nothing_measured_writes_nothing(gates: ModuleType, baselines: Path) -> None:

@@ -44,7 +44,7 @@ std::int64_t calls_of(const Sizes& sizes) {
   constexpr std::int64_t kLarge = 1 << 15;
   const char* text = std::getenv("ECHO_OPERATIONS");
   const std::int64_t of_each = (text == nullptr ? 100 * kPoolCount : std::atoll(text)) / kPoolCount;
-  return of_each * kLarge / std::max<std::int64_t>(sizes.pool(), kLarge);
+  return std::max<std::int64_t>(of_each * kLarge / std::max<std::int64_t>(sizes.pool(), kLarge), 1);
 }
 
 /// A pass: new rows with the recall or before it, with slots or as in a prefill; then perhaps the same recall again, or

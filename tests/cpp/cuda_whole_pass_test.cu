@@ -2,6 +2,11 @@
 // small pools, NaN in keys and rows. The CPU's verbs go through the same passes, one by one. Scores are whole numbers,
 // so selections and rows are equal; outputs are close, and NaN where the CPU's are.
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
 #include "cuda_attended.hpp"
 #include "cuda_host_rows.hpp"
 #include "cuda_score_sift_stage.hpp"
@@ -10,6 +15,15 @@ namespace echo::cuda_test {
 namespace {
 
 using CudaWholePass = CudaScoreSift;
+
+/// bf16, toward zero.
+std::vector<std::uint16_t> high_halves(const std::vector<float>& values) {
+  std::vector<std::uint16_t> halves(values.size());
+  std::ranges::transform(values, halves.begin(), [](float value) {
+    return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
+  });
+  return halves;
+}
 
 /// What a pass is given, in a backend's memory, and what attention makes of it.
 struct Given {
@@ -20,6 +34,7 @@ struct Given {
         weights(world.backend, inputs.weights),
         keys(world.backend, new_keys),
         rows(world.backend, new_rows),
+        bf16_rows(world.backend, high_halves(new_rows)),
         q(world.backend, q_),
         out(world.backend, filled(q_.size() / 576 * 512, 7.0F)) {}
 
@@ -29,8 +44,12 @@ struct Given {
     params.index_key_dtype = DType::f32;
     world.backend.score(params);
   }
-  void recall_and_attend() {
-    world.append_and_recall(rows, DType::f32, /*scored=*/true);
+  void recall_and_attend(DType rows_dtype) {
+    if (rows_dtype == DType::f32) {
+      world.append_and_recall(rows, rows_dtype, /*scored=*/true);
+    } else {
+      world.append_and_recall(bf16_rows, rows_dtype, /*scored=*/true);
+    }
     world.backend.attend({.layer = world.layer(),
                           .block = world.all_rows(),
                           .shape = world.shape,
@@ -48,6 +67,7 @@ struct Given {
   DeviceArray<float> weights;
   DeviceArray<float> keys;
   DeviceArray<float> rows;
+  DeviceArray<std::uint16_t> bf16_rows;
   DeviceArray<float> q;
   DeviceArray<float> out;
 };
@@ -92,18 +112,20 @@ struct Passes {
     const Predictions predictions = predictions_of(cpu, engine() % 2 == 0 ? 1.0F : 1.3F);
     gpu.predict(predictions.thresholds, predictions.deviations);
     cpu.select(cpu.all_rows());
-    on_cpu.recall_and_attend();
+    const DType rows_dtype = tick % 4 == 1 ? DType::f32 : DType::bf16;
+    on_cpu.recall_and_attend(rows_dtype);
     {
       const UnbrokenVerbs unbroken(gpu.backend);  // kernels begin before those ahead of them have ended
       gpu.sift(on_gpu.queries.data(), on_gpu.weights.data(), 1.0F, on_gpu.keys.data());
       gpu.select_sifted();
-      on_gpu.recall_and_attend();
+      on_gpu.recall_and_attend(rows_dtype);
     }
     gpu.backend.synchronize();
     ASSERT_EQ(gpu.index_keys.read(), cpu.index_keys.read());
     ASSERT_EQ(gpu.selection.read(), cpu.selection.read());
     ASSERT_EQ(gpu.host_pool(), cpu.host_pool());
     ASSERT_EQ(gpu.recalled_rows(), cpu.recalled_rows());
+    ASSERT_EQ(gpu.counted().appended, cpu.counted().appended);
     cpu.check();
     gpu.check();
     expect_same_outputs(on_gpu.out.read(), on_cpu.out.read());
@@ -157,6 +179,7 @@ void run_passes(std::int32_t top_k, Sizes sizes, std::int32_t least, std::int32_
 TEST_F(CudaWholePass, DoesWhatTheCpuDoes) {
   run_passes(64, {.batch = 13, .table_stride = 40}, 1500, 6);
   run_passes(512, {.batch = 5, .query_rows = 4, .table_stride = 50}, 300, 4);
+  run_passes(64, {.batch = 20, .query_rows = 2, .table_stride = 12}, 400, 0);
   run_passes(64, {.batch = 102, .table_stride = 6}, 1, 0);
   run_passes(2048, {.batch = 3, .table_stride = 110}, 1000, 0);
   run_passes(4096, {.batch = 3, .query_rows = 2, .table_stride = 160}, 4000, 4);
