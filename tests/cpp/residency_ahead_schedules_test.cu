@@ -24,10 +24,7 @@ class Stage {
   explicit Stage(const Scene& scene) : scene_(scene) {}
 
   Schedules::Threads make() {
-    maps_ = std::make_unique<Maps<SteppedLayer>>(scene_.slots, kSceneRows);
-    for (const Seat& seat : scene_.resident) {
-      maps_->seat(seat.row, seat.tick);
-    }
+    maps_ = seated(scene_.slots, scene_.resident);
     used_ = 0;
     prefetchers_.clear();
     for (const std::vector<std::int32_t>& rows : scene_.wanted) {

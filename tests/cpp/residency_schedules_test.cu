@@ -29,10 +29,7 @@ class Stage {
   explicit Stage(const Scene& scene) : scene_(scene) {}
 
   Schedules::Threads make() {
-    maps_ = std::make_unique<Maps<SteppedLayer>>(scene_.slots, kSceneRows);
-    for (const Seat& seat : scene_.resident) {
-      maps_->seat(seat.row, seat.tick);
-    }
+    maps_ = seated(scene_.slots, scene_.resident);
     for (const std::int32_t row : scene_.failed_before) {
       maps_->slot_of[at(row)] = echo_stepped::failed_at(kNow - 1);
     }

@@ -6,6 +6,7 @@
 
 #include <cuda/atomic>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,7 @@ using namespace echo;
 #undef echo
 
 #include "residency_block.cuh"
+#include "residency_maps.cuh"
 
 namespace echo_stepped {
 
@@ -105,6 +107,15 @@ struct Seat {
   std::int32_t row;
   std::int32_t tick;
 };
+
+/// Maps of so many slots, with rows in some of them.
+inline std::unique_ptr<Maps<SteppedLayer>> seated(std::int32_t slots, const std::vector<Seat>& resident) {
+  auto maps = std::make_unique<Maps<SteppedLayer>>(slots, kSceneRows);
+  for (const Seat& seat : resident) {
+    maps->seat(seat.row, seat.tick);
+  }
+  return maps;
+}
 
 /// Runs a scene in all orders with at most so many switches that nobody needs.
 template <typename Stage>
