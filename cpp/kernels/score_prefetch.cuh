@@ -32,7 +32,7 @@ struct PrefetchBlock {
   PrefetchShared warps[kFetchWarps];
   std::int32_t rows[kQueuePlaces];
 };
-static_assert(sizeof(PrefetchBlock) <= 2 * kMultipliers * kStageBytes);  // there are that many stages at least
+static_assert(sizeof(PrefetchBlock) <= kIdleBytes);
 
 /// A word of shared memory that another warp shows, the same for all lanes.
 __device__ inline std::int32_t look_at(const std::int32_t& word) {

@@ -76,7 +76,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     }
     if (!any) {  // all of the thread block
       if (kSift && maker.prefetches()) {
-        prefetch_rows(p, maker.scorers(), *queue, *reinterpret_cast<PrefetchBlock*>(shared.keys));
+        prefetch_rows(p, maker.scorers(), *queue, *reinterpret_cast<PrefetchBlock*>(shared.idle()));
       }
       return;
     }

@@ -53,7 +53,8 @@ struct alignas(16) KeptKey {
 };
 
 static_assert(kMapBlockBytes + kKeptInStage * sizeof(KeptKey) + sizeof(ptx::Mbarrier) <= kStageBytes);
-static_assert(kKeptKeys <= 2 * kMultipliers * kKeptInStage);  // there are that many stages at least
+static_assert(kKeptKeys <= 2 * kMultipliers * kKeptInStage);             // there are that many stages at least
+inline constexpr int kIdleBytes = (2 * kMultipliers - 1) * kStageBytes;  ///< of the stages behind the first
 
 /// How large the parts of shared memory are.
 struct ScoreSizes {
@@ -132,6 +133,9 @@ struct ScoreStages {
     std::byte* stage = keys + index / kKeptInStage * kStageBytes;
     return reinterpret_cast<KeptKey*>(stage + kMapBlockBytes)[index % kKeptInStage];
   }
+  /// Memory that a thread block without key blocks may use as it likes, kIdleBytes: not the first stage, which has
+  /// keys_kept. Nothing but barrier operations may touch a barrier's memory, also where nobody waits for it.
+  __device__ std::byte* idle() const { return keys + kStageBytes; }
   /// The kept keys are there.
   __device__ ptx::Mbarrier& keys_kept() const {
     return *reinterpret_cast<ptx::Mbarrier*>(keys + kMapBlockBytes + kKeptInStage * sizeof(KeptKey));
