@@ -38,7 +38,7 @@ class Gates:
         self.path = baselines / f"{name}.json"
         self.old: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.old_cases = {case_key(entry["case"]): entry for entry in self.old.get("cases", [])}
-        self.same_gpu = self.old.get("machine", {}).get("gpu") == gpu
+        self.gpu = gpu
         self.cases: list[dict[str, Any]] = []
 
     def add(
@@ -61,7 +61,7 @@ class Gates:
             for name in exact
             if name in old and figures[name] != old[name]
         ]
-        for name in times if self.same_gpu else ():
+        for name in times if self._gpu_of(old) == self.gpu else ():
             before, now = old.get(name), figures.get(name)
             if before is not None and now is not None and now > before * (1 + TOLERANCE):
                 problems.append(
@@ -82,7 +82,7 @@ class Gates:
 
         That is NAME.json in the folder of results, or NAME.new.json where this would overwrite the baseline. An update
         is always NAME.json, and also holds the cases of the baseline that were not measured now, each with the commit
-        and the date of its run.
+        and the date of its run, and its GPU where that is another one.
         """
         if not self.cases:
             return None
@@ -93,4 +93,13 @@ class Gates:
         run = {name: self.old.get(name, "unknown") for name in ("commit", "date")}
         left = [entry for key, entry in self.old_cases.items() if key not in measured]
         kept = [entry if "commit" in entry else {**run, **entry} for entry in left]
-        return record.write(self.name, self.cases + kept)
+        return record.write(self.name, self.cases + [self._with_gpu(entry) for entry in kept])
+
+    def _gpu_of(self, entry: dict[str, Any]) -> str | None:
+        """Of a case of the baseline."""
+        gpu: str | None = entry.get("gpu", self.old.get("machine", {}).get("gpu"))
+        return gpu
+
+    def _with_gpu(self, entry: dict[str, Any]) -> dict[str, Any]:
+        gpu = self._gpu_of(entry)
+        return entry if gpu == self.gpu else {"gpu": gpu, **entry}

@@ -164,6 +164,20 @@ esac
         stalls.profile(2, report)
 
 
+def test_what_is_kept_is_still_of_its_own_gpu(
+    gates: ModuleType, baselines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = gates.Gates("recall", "B200", update=True, baselines=baselines)
+    made.add(CASE, {"us_per_call": 30.0})
+    monkeypatch.setattr(gates.record, "machine", lambda: {"gpu": "B200"})
+    kept = json.loads(made.write().read_text())["cases"][1]
+    assert kept["gpu"] == "H200"
+    for gpu, problems in (("B200", False), ("H200", True)):
+        again = gates.Gates("recall", gpu, baselines=baselines)
+        assert bool(again.add(kept["case"], {"us_per_call": 99.0}, times=["us_per_call"])) == problems
+        assert bool(again.add(CASE, {"us_per_call": 99.0}, times=["us_per_call"])) != problems
+
+
 def test_nothing_measured_writes_nothing(gates: ModuleType, baselines: Path) -> None:
     assert gates.Gates("recall", "H200", baselines=baselines).write() is None
     assert [path.name for path in baselines.iterdir()] == ["recall.json"]
