@@ -53,7 +53,8 @@ struct alignas(16) KeptKey {
 };
 
 static_assert(kMapBlockBytes + kKeptInStage * sizeof(KeptKey) + sizeof(ptx::Mbarrier) <= kStageBytes);
-static_assert(kKeptKeys <= 2 * kMultipliers * kKeptInStage);             // there are that many stages at least
+static_assert(kKeptKeys <= 2 * kMultipliers * kKeptInStage);  // there are that many stages at least
+
 inline constexpr int kIdleBytes = (2 * kMultipliers - 1) * kStageBytes;  ///< of the stages behind the first
 
 /// How large the parts of shared memory are.
