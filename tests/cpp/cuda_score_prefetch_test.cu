@@ -1,6 +1,7 @@
 // Prefetches inside score: what is fetched ahead leaves the layer whole, and scores and candidates as they are. Then
 // select and recall on top of it.
 
+#include "cache_manager/residency.cuh"
 #include "cuda_score_sift_stage.hpp"
 
 namespace echo::cuda_test {
@@ -118,6 +119,42 @@ TEST_F(CudaScoreSift, PrefetchOfSharedPrefixes) {
 }
 TEST_F(CudaScoreSift, PrefetchForSpeculation) {
   run_passes({.slots = 2 * 3 * 65 + 10, .batch = 2, .query_rows = 3, .table_stride = 128}, 64, 25, 68, true);
+}
+
+/// As many rows as a call can list, there before it begins: of blocks that are no session's, so that nobody else lists
+/// them. Each thread block that fetches has its share of them in shared memory at once.
+TEST_F(CudaScoreSift, AFullQueueIsFetchedOrGivenUp) {
+  SiftStage stage(sift_shape(64, 64), {.slots = 4000, .batch = 3, .query_rows = 1, .table_stride = 128}, 75);
+  SiftWorld& world = stage.world;
+  for (const std::int32_t thread_blocks : {6, 2}) {  // 2,731 rows for each of three, 8,192 for one
+    SCOPED_TRACE(thread_blocks);
+    world.thread_blocks = thread_blocks;
+    world.begin_sifting(thread_blocks == 6 ? 1 : 3, rows_behind({8'000, 7'000, 6'000}, 1));
+    const auto plain = stage.plain_scores();
+    stage.predict(stage.predictions());
+    stage.poison_scores();
+    auto queue = world.queue.read();
+    auto slots = world.slot_of.read();
+    queue[0].listed = kQueuePlaces;
+    std::int32_t listed = 0;
+    for (std::int32_t row = 0; listed < kQueuePlaces; row += row % 64 == 63 ? 65 : 1) {  // every other block
+      if (slots[static_cast<std::size_t>(row)] == kNone) {
+        queue[0].rows[listed++] = {.tag = queue[0].call + 1U, .row = row};
+        slots[static_cast<std::size_t>(row)] = kPending;
+      }
+    }
+    world.queue.write(queue);
+    world.slot_of.write(slots);
+    const std::int64_t before = world.counted().prefetched;
+    stage.sift(1.0F);
+    expect_scores(world, plain);
+    expect_right_sifts(world);
+    world.expect_idle_queue();
+    world.check();
+    EXPECT_EQ(std::ranges::count(world.slot_of.read(), kPending), 0);
+    EXPECT_GT(world.counted().prefetched, before);
+    ASSERT_FALSE(HasFailure());
+  }
 }
 
 TEST_F(CudaScoreSift, PrefetchWaitsUntilRowsHaveBeenMissing) {
