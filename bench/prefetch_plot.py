@@ -19,7 +19,7 @@ _MARKS = {32_768: "o", 65_536: "s", 102_400: "^"}
 
 def draw(cases: list[dict[str, Any]], picture: Path) -> None:
     """Left: time without prefetch over that with it. Right: time with prefetch over what is allowed."""
-    on = [entry for entry in cases if entry["case"]["path"] == "on"]
+    on = [entry for entry in cases if entry["case"]["path"] == "on" and entry["case"]["hit_rate"] < 1.0]
     rates = sorted({entry["case"]["hit_rate"] for entry in on})
     figure, panels = pyplot.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained")
     for entry in on:
