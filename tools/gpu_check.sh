@@ -93,7 +93,7 @@ SLOW='LargePools*:*ALargePool*:*RowsFarApart*:*LongRows*:*OneVeryLong*:*RandomPa
 SLOW+=':*RowsThatMany*:*RowsOfASession:*StepAfterStep*:*SelectsLikeTheCpu:*TheSameBits*:*BitsDepend*:*BitsDoNot*'
 SLOW+=':*BesideOtherWork*:*ScoresKeepTheirBits*:*WhateverIsPredicted*:*IntoARoomyPool*:*OfSharedPrefixes*:*ForSpeculation*'
 SLOW+=':*DoesWhatTheCpuDoes*'
-# racecheck loses the order of a block once a part of its threads has met at a barrier of their own (docs/design.md,
+# racecheck loses the order of a block once a part of its threads has met at a barrier of their own (docs/tools.md,
 # "Checking on a GPU"), so it is of no use for select, what finds forecasts, and score and attention for Hopper.
 RACES='CudaAppend.*:CudaBackendTest.*:CudaRecall.*:CudaScore.*:Pools/Cuda*:TooSmall/*-*AReplayedGraph*'
 

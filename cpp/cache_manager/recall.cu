@@ -1,7 +1,7 @@
 // recall: makes the selected rows resident and says in which slots they are. One launch, many blocks, no barrier
 // between them: residency.cuh says what keeps them from each other's slots.
 // Cost on an H200 (bench/results/recall.json): 2.8 us for 2,048 hits, 3.6 for 26,624; 20, 63 and 204 us with 533, 2,665
-// and 13,312 misses among the latter. In a layer it takes 3.2 where nothing is missed; docs/design.md has the timeline.
+// and 13,312 misses among the latter. docs/measurements/recall.md has what that is made of, layer.md the timeline.
 //
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
 // Half of its warps look up what the entries name (look_up_rows.cuh) and write the slots of hits. They begin to load a

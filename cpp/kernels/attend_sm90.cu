@@ -9,7 +9,7 @@
 // there are.
 // Cost, FP8 rows on an H200: 410 TFLOP/s with 64 query rows of 128 heads, 400 with 102. A tile takes some 9,200 cycles:
 // gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the tensor cores 4,352, shared memory 6,000.
-// An item takes 7,400 to 8,600 more to leave its sums, tell and combine. docs/design.md has the parts.
+// An item takes 7,400 to 8,600 more to leave its sums, tell and combine. docs/measurements/attention.md has the parts.
 // 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16 rows), 217 KB of shared memory: one block per
 // multiprocessor.
 //

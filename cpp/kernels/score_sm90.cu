@@ -13,7 +13,7 @@
 // 400 to 470 cycles, so that about four are on their way; with many sessions memory waits for that.
 // H200, 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 6.9 for 1 x 100K, 48 for 13 x 100K, 223 for 64 x 100K;
 // with two rows per session 53 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
-// docs/design.md has what each part takes.
+// docs/measurements/score.md has what each part takes.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
