@@ -92,11 +92,11 @@ void require_aligned(const char* what, const void* pointer) {
 
 }  // namespace
 
-AttendSm90Plan plan_attend_sm90(const ShapeView& shape, std::int32_t splits, int device) {
+AttendSm90Plan plan_attend_sm90(const ShapeView& shape, std::int32_t splits, std::int32_t query_rows, int device) {
 #if defined(ECHO_SM90A)
   int major = 0;
   ECHO_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  if (major != 9 || !suits_attend_sm90(shape, splits)) {
+  if (major != 9 || !suits_attend_sm90(shape, splits, query_rows)) {
     return {};
   }
   for (const Teams teams : {Teams::deal, Teams::once}) {
@@ -109,6 +109,7 @@ AttendSm90Plan plan_attend_sm90(const ShapeView& shape, std::int32_t splits, int
 #else
   static_cast<void>(shape);
   static_cast<void>(splits);
+  static_cast<void>(query_rows);
   static_cast<void>(device);
   return {};
 #endif

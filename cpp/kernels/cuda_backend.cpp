@@ -40,7 +40,7 @@ void CudaBackend::prepare(const ScratchSizes& sizes) {
   if (sizes.shape.row_format != RowFormat::raw) {
     check_attend(sizes.shape, device_);
     if (own_kernels_) {
-      attend_sm90_ = plan_attend_sm90(sizes.shape, sizes.splits, device_);
+      attend_sm90_ = plan_attend_sm90(sizes.shape, sizes.splits, sizes.block_rows, device_);
       if (sizes.forecast_cap > 0) {
         const int left = multiprocessors_ - kForecastSms;
         attend_sm90_.teams = std::min(attend_sm90_.teams, std::max(1, left / sizes.splits));

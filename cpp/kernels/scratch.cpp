@@ -14,7 +14,7 @@ struct AttendBlocks {
   bool share = false;  ///< there may be more items than teams
 
   explicit AttendBlocks(const ScratchSizes& sizes) {
-    if (suits_attend_sm90(sizes.shape, sizes.splits)) {
+    if (suits_attend_sm90(sizes.shape, sizes.splits, sizes.block_rows)) {
       const std::int64_t items = attend_items(sizes.shape, sizes.block_rows);
       splits = sizes.splits;
       teams = std::min<std::int64_t>(items, kAttendBlocks / splits);

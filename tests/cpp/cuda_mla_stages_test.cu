@@ -8,6 +8,7 @@
 #include <iostream>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "cuda_mla_stages.hpp"
 #include "echo/errors.hpp"
@@ -173,18 +174,18 @@ TEST(CudaMlaPlan, TakesWhatTheKernelIsMadeFor) {
   for (const RowFormat format : {RowFormat::fp8_656, RowFormat::bf16_1152}) {
     shape.row_format = format;
     for (const std::int32_t splits : {1, 2, 3, 5, 8, 16}) {
-      const AttendSm90Plan plan = plan_attend_sm90(shape, splits, 0);
+      const AttendSm90Plan plan = plan_attend_sm90(shape, splits, 64, 0);
       EXPECT_EQ(plan.splits, splits);
       EXPECT_GE(plan.teams * splits, 96) << "splits " << splits;  // most of the multiprocessors
       std::cout << to_string(format) << ", " << splits << " splits: " << plan.teams << " teams at once\n";
     }
-    EXPECT_EQ(plan_attend_sm90(shape, 33, 0).teams, 0);
+    EXPECT_EQ(plan_attend_sm90(shape, 33, 64, 0).teams, 0);
   }
   shape.top_k = 2000;
-  EXPECT_EQ(plan_attend_sm90(shape, 4, 0).teams, 0);
+  EXPECT_EQ(plan_attend_sm90(shape, 4, 64, 0).teams, 0);
   shape.top_k = 2048;
   shape.row_format = RowFormat::fp32;
-  EXPECT_EQ(plan_attend_sm90(shape, 4, 0).teams, 0);
+  EXPECT_EQ(plan_attend_sm90(shape, 4, 64, 0).teams, 0);
 }
 
 TEST(CudaMlaPlan, TeamsHaveOneItemEachWhereThereAreEnough) {
@@ -199,6 +200,29 @@ TEST(CudaMlaPlan, TeamsHaveOneItemEachWhereThereAreEnough) {
   EXPECT_EQ(teams(17, 4, 33), Teams::deal);
   EXPECT_EQ(teams(33, 4, 33), Teams::deal);  // two each
   EXPECT_EQ(teams(66, 1, 132), Teams::once);
+}
+
+TEST(CudaMlaPlan, TakesAsManyRowsAsItCanTellApart) {
+  ShapeView shape{};
+  shape.latent_dim = kLatent;
+  shape.rope_dim = kRope;
+  shape.top_k = 64;
+  shape.row_format = RowFormat::fp8_656;
+  for (const auto& [heads, most] : {std::pair{64, 65535}, {128, 46340}, {4096, 8191}}) {
+    shape.query_heads = heads;
+    EXPECT_TRUE(suits_attend_sm90(shape, 1, most));
+    EXPECT_FALSE(suits_attend_sm90(shape, 1, most + 1));
+    for (std::int32_t rows = most - 2000; rows <= most; ++rows) {
+      const Work work = Work::of(shape, rows, 1, 132);
+      for (std::int32_t group = 0; group < (heads + 63) / 64; ++group) {
+        for (const std::int32_t item : {group * rows, (group + 1) * rows - 1}) {  // as on the device
+          ASSERT_EQ(std::uint64_t{static_cast<std::uint32_t>(item)} * work.part_of_rows >> 32,
+                    static_cast<std::uint64_t>(group))
+              << "item " << item << " of " << rows << " rows";
+        }
+      }
+    }
+  }
 }
 
 TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {
