@@ -113,11 +113,13 @@ def test_the_largest_sizes_do_not_wrap_around():
         raw_row_bytes=1 << 20,
     )
     most = (1 << 31) - 64
-    plan = plan_of(shape, host_tokens=most, max_context=most, max_batch=1024, query_rows=63, gpu_slots=(1 << 31) - 2)
+    plan = plan_of(shape, host_tokens=most, max_context=1 << 30, max_batch=1024, query_rows=63, gpu_slots=(1 << 31) - 2)
     assert all(i.bytes > 0 and i.total > 0 for i in plan.items)
     assert plan.host_bytes == 1024 * most * (1 << 20)
     assert plan.device_bytes > 1024 * ((1 << 31) - 2) * (1 << 20) - 1
     assert not plan_of(shape, echo.MachineLimits(host_bytes=1 << 50), host_tokens=most, max_batch=1).fits
+    with pytest.raises(echo.InvalidArgument, match="^max_context: 1073741825 given, expected 1 to 1073741824"):
+        plan_of(small_shape(), host_tokens=most, max_context=(1 << 30) + 1)
     with pytest.raises(echo.InvalidArgument, match="^prefill_chunk: 65536 given, expected at most 2047"):
         plan_of(small_shape(top_k=1 << 20), prefill_chunk=65536)
 

@@ -88,7 +88,8 @@ __device__ void pop_slots(const LayerView& layer, FindShared& shared) {
 /// The windows of the pool in which an entry looks for slots: not where the recall has just looked.
 __device__ ClaimPlace place_of(const LayerView& layer, std::int32_t now, std::int32_t entry, std::int32_t entries) {
   ClaimPlace place = claim_place(layer, now, entry, entries);
-  place.first = (place.first + layer.slots / 2) % layer.slots;
+  const auto slots = static_cast<std::uint32_t>(layer.slots);
+  place.first = static_cast<std::int32_t>((static_cast<std::uint32_t>(place.first) + slots / 2U) % slots);
   return place;
 }
 

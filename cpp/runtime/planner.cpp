@@ -15,6 +15,8 @@ namespace {
 
 constexpr std::int64_t kMaxRowStride = 1 << 20;
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+/// Tokens of a session: kernels count some thousands beyond the last, in 32 bits.
+constexpr std::int64_t kMostContext = std::int64_t{1} << 30;
 /// Candidates that are listed for each row, per selected one: as many again may be listed in vain.
 constexpr std::int64_t kCandidatesPerSelected = 3;
 constexpr std::int64_t kLeastCandidates = 1024;  // for small top_k margins are larger
@@ -84,7 +86,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   require_range("max_batch", config.max_batch, 1, 65535);
   require_range("query_rows", config.query_rows, 1, 64);
   require_range("max_sessions", config.max_sessions, 1, 1 << 20);
-  require_range("max_context", config.max_context, 1, kMaxInt32 / kBlockTokens * kBlockTokens);
+  require_range("max_context", config.max_context, 1, kMostContext);
   require_range("prefill_chunk", config.prefill_chunk, 1, 65536);
   require_range("attention_splits", config.attention_splits, 0, 64);
   require_range("threads", config.threads, 0, 4096);
