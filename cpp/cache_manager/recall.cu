@@ -223,6 +223,9 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
     if (missing.rows > 0 || counts.prefetched<kForecasts>() > 0) {
       AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
     }
+    if (queue.place == 0) {
+      p.layer.replacement->expected = p.layer.replacement->asked;
+    }
   }
   if (missing.rows == 0) {
     return;

@@ -49,6 +49,10 @@ struct alignas(8) ReplacementState {
   std::int32_t popped = 0;     ///< latest tick in which a recall found some there, and may have taken them (GPU)
   std::int32_t missed = 0;     ///< latest tick in which rows were missing, or had been until score (GPU)
   std::int32_t nan_codes = 0;  ///< 1 once a row with a NaN code has come to a slot (GPU): nan_codes.cuh
+  /// Rows that the last score which prefetched found missing, while there was time (GPU). Recall, which nobody reads
+  /// beside, makes it what the next score goes by.
+  std::int32_t asked = 0;
+  std::int32_t expected = 0;
 };
 
 inline constexpr std::int32_t kLastTick = (1 << 30) - 2;  ///< there are two stamps of what is fetched ahead in each

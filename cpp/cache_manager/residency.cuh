@@ -122,10 +122,12 @@ __host__ __device__ inline bool evict(const LayerView& layer, std::int32_t slot,
   return true;
 }
 
-/// Whether the caller is to fetch a row ahead: it is not resident, and nobody else is fetching it.
-__host__ __device__ inline bool claim_row(const LayerView& layer, std::int32_t row) {
-  std::int32_t expected = kNone;
-  return slot_word(layer, row).compare_exchange_strong(expected, kPending, cuda::memory_order_relaxed);
+/// For whoever wants to fetch a row ahead: kNone if the caller is to do it, else what says that the row is resident, or
+/// that somebody else is fetching it. Who does not look at that at once has other accesses under way meanwhile.
+__host__ __device__ inline std::int32_t claim_row(const LayerView& layer, std::int32_t row) {
+  std::int32_t before = kNone;
+  slot_word(layer, row).compare_exchange_strong(before, kPending, cuda::memory_order_relaxed);
+  return before;
 }
 /// Leaves a claimed row to whoever needs it.
 __host__ __device__ inline void give_up_row(const LayerView& layer, std::int32_t row) {

@@ -133,7 +133,7 @@ __device__ void load_first_queries(const ScoreParams& p, const RunMaker& maker, 
                                    const KernelErrorView& errors) {
   const Run& run = maker.run();
   if (kSift && warp_index() == kMultiplierWarps - 2) {  // the last one loads lengths
-    put_bounds(p, run, find_bounds(p, run, errors), maker.prefetches(), sift_memory(shared).bounds[0]);
+    put_bounds(p, run, find_bounds(p, run, errors), maker.prefetch_margin(), sift_memory(shared).bounds[0]);
   }
   load_queries_of<kHeads>(p, run.rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
   meet(kStart, kMultiplierWarps * kWarp);
@@ -158,7 +158,7 @@ __device__ void load_next_queries(const ScoreParams& p, RunMaker& maker, const S
     }
     load_queries_of<kHeads>(p, run.rows, run.queries, warp, kQueryLoaders, shared, errors, wait_for_buffer);
     if (kSift && warp == 0) {
-      put_bounds(p, run, bounds, maker.prefetches(), sift_memory(shared).bounds[buffer]);
+      put_bounds(p, run, bounds, maker.prefetch_margin(), sift_memory(shared).bounds[buffer]);
     }
     __syncwarp();
     if (lane_index() == 0) {

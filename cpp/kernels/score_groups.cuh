@@ -17,18 +17,28 @@ namespace echo {
 inline constexpr std::int32_t kSwitchBlocks = 6;
 inline constexpr std::int32_t kSwitchShare = 24;
 
+/// Much is missing where the last score of the layer was asked for more rows than that for each key block of a share:
+/// more than kPrefetchers thread blocks fetch in that time.
+inline constexpr std::int32_t kMuchMissing = 10;
+
+/// Into how many equal parts the list is cut.
+struct ScoreParts {
+  std::int32_t blocks;  ///< thread blocks that score
+  std::uint32_t share;  ///< of each, in units of 2^-32, rounded up
+};
+
 /// The groups of a row block, in order of their rows. Each batch entry has as many; the last ones may be empty.
 struct RowGroups {
   std::int32_t first_entry;
   std::int32_t per_entry;
   std::int32_t rows;  ///< of a group, at most
   std::int32_t count;
-  std::uint32_t share;  ///< of a thread block, in units of 2^-32, rounded up
+  ScoreParts parts;
   /// If there are so many key blocks, and rows are likely to be missing, the last thread blocks prefetch, and the share
-  /// of the others is larger.
+  /// of the others is larger: some do, or more where much is missing.
   std::uint32_t enough;
-  std::int32_t scorers;
-  std::uint32_t larger_share;
+  ScoreParts with_some;
+  ScoreParts with_more;
 };
 
 /// Rows [first, last) of the pass, all of one batch entry.
@@ -108,9 +118,12 @@ class GroupWalk {
   __device__ GroupWalk(const ScoreParams& p, const RowGroups& groups, const KernelErrorView& errors)
       : p_(p), groups_(groups), errors_(errors) {
     const auto all = static_cast<std::int32_t>(gridDim.x);
+    const bool may_prefetch = groups.with_some.blocks != all;
     std::int32_t without = 0;  // ticks since rows were missing
-    if (groups.scorers != all) {
+    std::int32_t expected = 0;
+    if (may_prefetch) {
       without = *p.step.tick + p.block.tick_offset - p.layer.replacement->missed;
+      expected = p.layer.replacement->expected;
     }
     if (groups.count <= kWarp) {
       blocks_ = blocks_of(p, groups, errors, lane_index());
@@ -120,7 +133,13 @@ class GroupWalk {
       next_blocks_ = blocks.y;
     }
     total_ = add_up();
-    scorers_ = total_ >= groups.enough && without <= kExpectMisses ? groups.scorers : all;
+    parts_ = groups.parts;
+    if (may_prefetch && total_ >= groups.enough && without <= kExpectMisses) {
+      const auto scorers = static_cast<std::uint32_t>(groups.with_some.blocks);
+      much_missing_ =
+          static_cast<std::uint32_t>(expected) * scorers > static_cast<std::uint32_t>(kMuchMissing) * total_;
+      parts_ = much_missing_ ? groups.with_more : groups.with_some;
+    }
     if (groups.count <= kWarp && total_ >= static_cast<std::uint32_t>(kSwitchShare * all)) {
       const unsigned there = __ballot_sync(kAllLanes, blocks_ > 0);
       before_ = kSwitchBlocks * __popc(there & ((1U << lane_index()) - 1U));
@@ -136,7 +155,9 @@ class GroupWalk {
   /// Key blocks of this thread block's part, from the current group's first on.
   __device__ std::int32_t left() const { return left_; }
   /// Thread blocks that have a part; those behind them prefetch.
-  __device__ std::int32_t scorers() const { return scorers_; }
+  __device__ std::int32_t scorers() const { return parts_.blocks; }
+  /// Whether more is likely to be missing than there is time to fetch; only where some prefetch.
+  __device__ bool much_missing() const { return much_missing_; }
   /// Key blocks of the group.
   __device__ std::int32_t blocks() const { return __shfl_sync(kAllLanes, blocks_, group_ - chunk_); }
   __device__ GroupRows rows() const { return rows_of(groups_, p_, group_); }
@@ -177,9 +198,8 @@ class GroupWalk {
 
   /// First key block of a thread block's part, among those of all groups.
   __device__ std::int32_t part(unsigned index) const {
-    const std::uint32_t share = scorers_ == groups_.scorers ? groups_.larger_share : groups_.share;
-    const auto first =
-        static_cast<std::int32_t>(index >= static_cast<unsigned>(scorers_) ? total_ : __umulhi(total_, index * share));
+    const auto first = static_cast<std::int32_t>(
+        index >= static_cast<unsigned>(parts_.blocks) ? total_ : __umulhi(total_, index * parts_.share));
     if (groups_.count > kWarp) {
       return first;
     }
@@ -199,7 +219,8 @@ class GroupWalk {
   const RowGroups& groups_;
   const KernelErrorView& errors_;
   std::uint32_t total_;  ///< what is shared out
-  std::int32_t scorers_;
+  ScoreParts parts_;
+  bool much_missing_ = false;
   std::int32_t before_ = 0;       ///< of it, what counts for going on to the lane's group and those before it
   std::int32_t left_ = 0;         ///< of this thread block's part, the current group's included
   std::int32_t chunk_ = 0;        ///< first of the 32 groups that lanes know of

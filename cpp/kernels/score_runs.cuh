@@ -1,9 +1,12 @@
 #pragma once
 // Runs: what a thread block scores, group by group. All warps that need them make them for themselves.
 
+#include "kernels/prediction.hpp"
 #include "kernels/score_groups.cuh"
 
 namespace echo {
+
+inline constexpr float kSureMargin = 1.0F / kMargin;  ///< a deviation: see RunMaker::prefetch_margin
 
 /// Key blocks of a group that are scored one after the other.
 struct Run {
@@ -42,6 +45,11 @@ class RunMaker {
   /// Thread blocks that have runs, and whether those behind them prefetch.
   __device__ std::int32_t scorers() const { return walk_.scorers(); }
   __device__ bool prefetches() const { return walk_.scorers() != static_cast<std::int32_t>(gridDim.x); }
+  /// How far above the bound of prefetch a score has to be for its row to be asked for, in distances of that bound from
+  /// the bound of candidates; NaN: none is. Where there is no time for all, it goes to rows that are almost certain.
+  __device__ float prefetch_margin() const {
+    return prefetches() ? (walk_.much_missing() ? kSureMargin : 0.0F) : float_of(kFloatNan);
+  }
   /// Key blocks from the run's first on.
   __device__ std::int32_t left() const { return walk_.left(); }
 

@@ -107,14 +107,14 @@ __device__ inline RunBounds find_bounds(const ScoreParams& p, const Run& run, co
   return own;
 }
 
-/// Puts them down for the multiplying warps, and for select with the number of scores. By a warp. `lists`: tokens worth
-/// fetching are asked for.
-__device__ inline void put_bounds(const ScoreParams& p, const Run& run, const RunBounds& own, bool lists,
+/// Puts them down for the multiplying warps, which ask for what is a margin above the bound of prefetch
+/// (RunMaker::prefetch_margin), and for select with the number of scores. By a warp.
+__device__ inline void put_bounds(const ScoreParams& p, const Run& run, const RunBounds& own, float margin,
                                   SiftBounds* bounds) {
   const std::int32_t row = run.rows.first + lane_index();
   if (row < run.rows.last) {
     const auto [candidates, prefetch] = own.bounds;
-    bounds[lane_index()] = {candidates, lists ? prefetch : float_of(kFloatNan)};
+    bounds[lane_index()] = {candidates, prefetch + margin * (prefetch - candidates)};
     if (candidates == candidates) {
       RowSift& sift = p.sift.rows[row - p.block.first];
       *reinterpret_cast<uint2*>(&sift.candidates) = make_uint2(ordered_key(candidates), ordered_key(prefetch));

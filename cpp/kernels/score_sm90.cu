@@ -72,6 +72,9 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
       join(kBarriersMade, kScoreThreads);
     }
     if (kSift && warp == kLister) {
+      if (any && maker.prefetches()) {
+        bring_map(p, maker.run());
+      }
       clear_next(p);
     }
     if (!any) {  // all of the thread block
@@ -147,8 +150,11 @@ std::uint32_t share_of(std::int32_t parts) {
   return static_cast<std::uint32_t>((all + count - 1) / count);
 }
 
-constexpr std::int32_t kPrefetchers = 8;  ///< thread blocks that prefetch ...
-constexpr std::int32_t kLeastShare = 30;  ///< ... where others have so many key blocks each
+ScoreParts parts_of(std::int32_t blocks) { return {.blocks = blocks, .share = share_of(blocks)}; }
+
+constexpr std::int32_t kPrefetchers = 8;       ///< thread blocks that prefetch ...
+constexpr std::int32_t kMorePrefetchers = 12;  ///< ... where much is missing ...
+constexpr std::int32_t kLeastShare = 30;       ///< ... and others have so many key blocks each
 
 /// Rows of an entry in groups of about the same size, each a whole number of products.
 RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std::int32_t rows, std::int32_t grid) {
@@ -157,16 +163,16 @@ RowGroups groups_of(const ScoreParams& params, const ProductShape& product, std:
   const std::int32_t first_entry = params.block.first / params.step.query_rows;
   const std::int32_t last_entry = (params.block.first + params.block.count - 1) / params.step.query_rows;
   const bool prefetches = params.sift.rows != nullptr && params.sift.prefetch_cap > 0.0F;
-  const std::int32_t scorers = grid - (prefetches ? std::min(kPrefetchers, grid / 2) : 0);
+  const auto without = [&](std::int32_t blocks) { return grid - (prefetches ? std::min(blocks, grid / 2) : 0); };
+  const std::int32_t scorers = without(kPrefetchers);
   return {.first_entry = first_entry,
           .per_entry = per_entry,
           .rows = divided_up(divided_up(rows, per_entry), per_product) * per_product,
           .count = (last_entry - first_entry + 1) * per_entry,
-          .share = share_of(grid),
-          .enough = scorers == grid ? std::numeric_limits<std::uint32_t>::max()
-                                    : static_cast<std::uint32_t>(kLeastShare) * static_cast<std::uint32_t>(scorers),
-          .scorers = scorers,
-          .larger_share = share_of(scorers)};
+          .parts = parts_of(grid),
+          .enough = static_cast<std::uint32_t>(kLeastShare) * static_cast<std::uint32_t>(scorers),
+          .with_some = parts_of(scorers),
+          .with_more = parts_of(without(kMorePrefetchers))};
 }
 
 /// Kernels count key blocks in 32 bits.

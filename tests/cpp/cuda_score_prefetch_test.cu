@@ -3,15 +3,18 @@
 
 #include "cache_manager/residency.cuh"
 #include "cuda_score_sift_stage.hpp"
+#include "kernels/score_groups.cuh"
 
 namespace echo::cuda_test {
 namespace {
 
-/// Passes of a few sessions through small pools: score with prefetch, select, recall.
-void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned seed, bool shared_prefix) {
+/// Passes of a few sessions through small pools: score with prefetch, select, recall. Some score is asked for so many
+/// rows at least.
+void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned seed, bool shared_prefix,
+                std::int32_t thread_blocks = 0, std::int32_t least_asked = 1) {
   SiftStage stage(sift_shape(64, top_k), sizes, seed);
   SiftWorld& world = stage.world;
-  world.thread_blocks = std::max(1, sizes.batch * sizes.table_stride / 60);
+  world.thread_blocks = thread_blocks > 0 ? thread_blocks : std::max(1, sizes.batch * sizes.table_stride / 60);
   std::mt19937& engine = stage.engine;
   std::vector<std::int32_t> lengths(static_cast<std::size_t>(sizes.batch));
   const auto capacity = static_cast<std::uint32_t>(sizes.score_stride());
@@ -19,6 +22,7 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
   std::vector<std::byte> kv(static_cast<std::size_t>(sizes.rows() * row_bytes_of(world.shape)));
   std::int64_t fetched = 0;
   std::int64_t used = 0;
+  std::int32_t asked = 0;
   std::int32_t tick = 0;
   for (int pass = 0; pass < passes; ++pass) {
     SCOPED_TRACE(pass);
@@ -96,6 +100,7 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
     ASSERT_FALSE(::testing::Test::HasFailure());
     fetched = last.prefetched;
     used = last.prefetched_used;
+    asked = std::max(asked, world.replacement.read()[0].asked);
   }
   const LayerCounters counters = world.counted();
   EXPECT_GT(fetched, 0);
@@ -103,6 +108,7 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
   if (sizes.query_rows == 1) {  // what is predicted is so for the last one of them
     EXPECT_LT(counters.full_selects, passes * sizes.rows() / 4);
   }
+  EXPECT_GE(asked, least_asked);
 }
 
 TEST_F(CudaScoreSift, PrefetchIntoASmallPool) {
@@ -116,6 +122,11 @@ TEST_F(CudaScoreSift, PrefetchForALongTime) {
 }
 TEST_F(CudaScoreSift, PrefetchOfSharedPrefixes) {
   run_passes({.slots = 900, .batch = 4, .query_rows = 1, .table_stride = 96}, 96, 25, 67, true);
+}
+TEST_F(CudaScoreSift, PrefetchByMoreThreadBlocksWhereMuchIsMissing) {
+  constexpr std::int32_t kScorers = 26 - 8;
+  run_passes({.slots = 4 * 513 + 20, .batch = 4, .query_rows = 1, .table_stride = 200}, 512, 25, 71, false, 26,
+             kMuchMissing * 4 * 200 / kScorers + 1);
 }
 TEST_F(CudaScoreSift, PrefetchForSpeculation) {
   run_passes({.slots = 2 * 3 * 65 + 10, .batch = 2, .query_rows = 3, .table_stride = 128}, 64, 25, 68, true);

@@ -199,7 +199,7 @@ class Prefetcher {
     refund(wanted - granted);
     std::vector<std::int32_t> rows;
     for (const std::int32_t row : missing.first(at(granted))) {
-      if (claim_row(layer_, row)) {
+      if (claim_row(layer_, row) == kNone) {
         rows.push_back(row);
       }
     }
