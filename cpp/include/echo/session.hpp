@@ -51,8 +51,8 @@ class ECHO_API Session {
   friend class Runtime;
   friend class RuntimeImpl;
   explicit Session(std::shared_ptr<detail::SessionState> state) : state_(std::move(state)) {}
-  /// The runtime of an open session.
-  RuntimeImpl& runtime() const;
+  /// The runtime of an open session, which a call has to hold: another thread may let go of it meanwhile.
+  std::shared_ptr<RuntimeImpl> runtime() const;
   std::shared_ptr<detail::SessionState> state_;
 };
 
