@@ -52,6 +52,7 @@ void BlockPool::drop(std::span<const std::int32_t> blocks) {
 }
 
 std::shared_ptr<const void> BlockPool::view(std::vector<std::int32_t> blocks, std::shared_ptr<const void> memory) {
+  reap();  // else views that come and go would pile up where nothing else is asked for
   auto token = std::make_shared<const std::shared_ptr<const void>>(std::move(memory));
   allocator_.share(blocks);
   for (const std::int32_t block : blocks) {

@@ -38,8 +38,10 @@ void register_session(nb::module_& module) {
       .def(
           "__exit__", [](Session& session, nb::handle, nb::handle, nb::handle) { session.close(); },
           "exception_type"_a.none(), "exception"_a.none(), "traceback"_a.none())
-      .def("__eq__", [](const Session& a,
-                        nb::handle b) { return nb::isinstance<Session>(b) && nb::cast<const Session&>(b) == a; })
+      .def(
+          "__eq__",
+          [](const Session& a, nb::handle b) { return nb::isinstance<Session>(b) && nb::cast<const Session&>(b) == a; },
+          nb::arg().none())
       .def("__hash__", &Session::id)
       .def("__repr__", [](const Session& s) {
         return "<Session " + std::to_string(s.id()) + ", " + std::to_string(s.length()) + " of " +
