@@ -13,6 +13,7 @@ from torch import Tensor
 from echo import Batch, CapacityError, InvalidArgument, Runtime, Session
 from echo.decoding import draw, read
 from echo.hf.model import DsaModel
+from echo.settings import check_seed
 
 
 @dataclass
@@ -63,6 +64,7 @@ def generate(
         raise InvalidArgument(f"temperature: {temperature} given, expected 0 or more")
     if str(model.device) != rt.device:
         raise InvalidArgument(f"model: it is on {model.device}, expected the runtime's device, {rt.device}")
+    check_seed(seed)
     ends = frozenset(model.stop_tokens if stop_tokens is None else stop_tokens)
     waiting = deque(enumerate(_checked(prompts, model.config.vocab_size)))
     results: list[list[int]] = [[] for _ in prompts]
@@ -79,6 +81,7 @@ def generate(
         while waiting or running:
             while waiting and len(running) < max_batch:
                 number, prompt = waiting[0]
+                draws = torch.Generator().manual_seed(seed + number)
                 try:
                     session = rt.open_session(len(prompt) + max_new_tokens)
                 except CapacityError:
@@ -86,7 +89,7 @@ def generate(
                         raise
                     break
                 waiting.popleft()
-                running.append(_Text(session, results[number], torch.Generator().manual_seed(seed + number)))
+                running.append(_Text(session, results[number], draws))
                 write(running[-1:], read(rt, session, prompt, model.forward))
                 running = [text for text in running if not text.session.closed]
             if running:
