@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -222,6 +223,21 @@ def test_a_runtime_may_be_dropped_while_a_session_of_it_is_busy():
     """The call that is under way holds it; a process that dies would take the other tests along."""
     found = subprocess.run([sys.executable, "-c", DROPS], capture_output=True, text=True)
     assert (found.returncode, found.stdout, found.stderr) == (0, "done\n", "")
+
+
+def test_a_stream_is_let_go_of_at_once(make_runtime, monkeypatch):
+    """It has to live until the next use_stream, not until the pass after it."""
+    used = []
+    core = SimpleNamespace(device="cuda:0", use_stream=used.append)
+    torchs = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=7)))
+    runtime = make_runtime(small_shape())
+    real, runtime._core = runtime._core, core
+    for with_cuda in (torchs, None):
+        monkeypatch.setattr("echo.runtime._torch_with_cuda", lambda found=with_cuda: found)
+        runtime.use_stream(5)
+        runtime.use_stream(None)
+    assert used == [5, 7, 5]
+    runtime._core = real
 
 
 def resident_bytes() -> int:

@@ -234,9 +234,12 @@ class Runtime:
         Args:
             stream: cudaStream_t as an integer; it must live until the next `use_stream` or `close`. It is torch's
                 current stream while a forward runs. None, the default, means torch's current stream at each call if
-                torch with CUDA is loaded, else a stream of the runtime's own.
+                torch with CUDA is loaded, else the one that is used already, at first one of the runtime's own.
         """
         self._stream = stream
+        if stream is None:  # now, not at the next pass: the stream that was set may be gone by then
+            torch = None if self.device == "cpu" else _torch_with_cuda()
+            stream = None if torch is None else self._torch_stream(torch).cuda_stream
         if stream is not None:
             self._core.use_stream(stream)
 
