@@ -59,7 +59,7 @@ KvRuns RuntimeImpl::views_of(const State& session, std::int64_t tokens) const {
   kv.row_bytes = plan_.shape.row_bytes();
   kv.index_block_bytes = plan_.shape.index_block_bytes();
   const auto held = static_cast<std::ptrdiff_t>(blocks_of(tokens));
-  kv.keep_alive = blocks_->view({session.blocks.begin(), session.blocks.begin() + held}, pool_);
+  kv.keep_alive = blocks_->view(session.id, {session.blocks.begin(), session.blocks.begin() + held}, pool_);
   kv.thresholds.assign(static_cast<std::size_t>(plan_.shape.layers), std::numeric_limits<float>::quiet_NaN());
   kv.deviations = kv.thresholds;
   const std::int64_t blocks = blocks_of(tokens);

@@ -107,11 +107,12 @@ void RuntimeImpl::truncate(const Session& session, std::int64_t length) {
     throw InvalidArgument("length: " + std::to_string(length) + " given, expected 0 to the session's " +
                           std::to_string(state.length));
   }
-  // What will be appended to must be the session's alone; a block that forks share is replaced, not written to.
+  // What will be appended to must be the session's alone; a block that forks share, or that exports of theirs still
+  // show, is replaced, not written to.
   const auto first = static_cast<std::size_t>(length / kBlockTokens);
   std::vector<std::size_t> shared;
   for (std::size_t i = first; i < state.blocks.size(); ++i) {
-    if (blocks_->shared(state.blocks[i])) {
+    if (blocks_->shown_to_others(state.blocks[i], state.id)) {
       shared.push_back(i);
     }
   }
