@@ -81,6 +81,7 @@ def test_nothing_to_do(rt: echo.Runtime, dsa: Any) -> None:
         ({"prompts": [[-1]]}, "prompts: entry 0"),
         ({"prompts": ["text"]}, "prompts: entry 0"),
         ({"prompts": [7]}, "prompts: entry 0"),
+        ({"prompts": [[1], [2] * 1021]}, "prompts: entry 1"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"temperature": -0.5}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),

@@ -66,7 +66,8 @@ def generate(
         raise InvalidArgument(f"model: it is on {model.device}, expected the runtime's device, {rt.device}")
     check_seed(seed)
     ends = frozenset(model.stop_tokens if stop_tokens is None else stop_tokens)
-    waiting = deque(enumerate(_checked(prompts, model.config.vocab_size)))
+    room = rt.plan.config.max_context - max_new_tokens
+    waiting = deque(enumerate(_checked(prompts, model.config.vocab_size, room)))
     results: list[list[int]] = [[] for _ in prompts]
     running: list[_Text] = []
     max_batch = rt.plan.config.max_batch
@@ -102,7 +103,7 @@ def generate(
     return results
 
 
-def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
+def _checked(prompts: Sequence[Sequence[int]], vocab: int, room: int) -> list[list[int]]:
     checked = []
     for number, prompt in enumerate(prompts):
         try:
@@ -113,5 +114,9 @@ def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
             raise InvalidArgument(f"prompts: entry {number} is empty, expected at least one token")
         if not all(0 <= token < vocab for token in tokens):
             raise InvalidArgument(f"prompts: entry {number} has tokens outside 0..{vocab - 1}")
+        if len(tokens) > room:
+            raise InvalidArgument(
+                f"prompts: entry {number} has {len(tokens)} tokens, with the new ones max_context has room for {room}"
+            )
         checked.append(tokens)
     return checked
