@@ -181,7 +181,11 @@ class Runtime:
         return self._core.begin_import(session, tokens)
 
     def finish_import(self, session: Session, filled: KvRuns) -> None:
-        """Uploads the index keys of `filled` (from `begin_import`) and makes its tokens part of the session."""
+        """Uploads the index keys of `filled` and makes its tokens part of the session.
+
+        Raises:
+            InvalidArgument: `filled` is not of the last `begin_import`, or a pass has worked on the session since.
+        """
         self._core.finish_import(session, filled)
 
     def thresholds(self, session: Session) -> Any:
