@@ -231,7 +231,10 @@ def test_it_is_recorded(monkeypatch, tmp_path):
     [
         ("--pools", "1", "pools"),
         ("--pools", "many", "pools"),
+        ("--pools", "inf", "pools"),
         ("--lengths", "9K-1K", "lengths"),
+        ("--lengths", "1e400", "lengths"),
+        ("--requests", "9223372036854775807", "requests"),
         ("--systems", "echo,else", "systems"),
         ("--requests", "0", "requests"),
         ("--repeat", "-1", "repeat"),

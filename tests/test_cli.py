@@ -68,6 +68,23 @@ def test_whoever_has_seen_enough_of_the_output_gets_no_complaint():
     process.stderr.close()
 
 
+def test_output_that_a_terminal_cannot_show_ends_nothing():
+    program = "import sys; from echo import cli; cli._print_cmake_dir = lambda _: print(chr(0x2588)) or 0; "
+    program += "sys.exit(cli.main(['cmake-dir']))"
+    for coding, shown in (("latin-1", b"\\u2588\n"), ("utf-8", chr(0x2588).encode() + b"\n")):
+        found = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONIOENCODING": coding}, capture_output=True
+        )
+        assert (found.returncode, found.stdout, found.stderr) == (0, shown, b"")
+
+
+def test_bytes_that_are_no_text_are_no_value_of_a_flag(capsys):
+    for arguments in (("doctor", "--device=\udcff"), ("plan", "--device=\udcff"), ("plan", "--kernels=\udcff")):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+        assert f"argument {arguments[1].split('=')[0]}: " in capsys.readouterr().err
+
+
 def test_torchs_threads_do_not_spin():
     program = "import os, echo.cli; print(os.environ['OMP_WAIT_POLICY'])"
     unset = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
@@ -132,6 +149,7 @@ def test_sizes_of_any_model_can_be_given(capsys):
     [
         (("--max-batch", "0"), "max_batch"),
         (("--index-heads", "9"), "index_heads"),
+        (("--index-heads", "9223372036854775808"), "index_heads"),
         (("--device", "cpu"), "gpu_memory"),
         (("--gpu-slots", "5"), "gpu_slots"),
     ],

@@ -32,6 +32,7 @@ def test_without_temperature_the_first_of_the_likeliest_is_taken():
     logits = torch.tensor([[0.0, 3.0, 5.0, 5.0], [7.0, 3.0, 5.0, 1.0]], dtype=torch.bfloat16)
     assert decoding.draw(logits, 0, generators(0, 0)) == [2, 0]
     assert decoding.draw(logits, 0, generators(0, 0), without=(0, 2)) == [3, 1]
+    assert decoding.draw(100 * logits, 1e-42, generators(0, 0)) == [2, 0]  # next to none
     assert logits[1, 0] == 7
 
 

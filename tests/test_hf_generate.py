@@ -81,15 +81,24 @@ def test_nothing_to_do(rt: echo.Runtime, dsa: Any) -> None:
         ({"prompts": [[-1]]}, "prompts: entry 0"),
         ({"prompts": ["text"]}, "prompts: entry 0"),
         ({"prompts": [7]}, "prompts: entry 0"),
+        ({"prompts": [[1], [2] * 1021]}, "prompts: entry 1"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"temperature": -0.5}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1 << 64}, "seed"),
     ],
 )
 def test_malformed_arguments_are_named(rt: echo.Runtime, dsa: Any, change: dict[str, Any], name: str) -> None:
     arguments = {"prompts": PROMPTS, "max_new_tokens": 4, **change}
     with pytest.raises(echo.InvalidArgument, match=f"^{name}"):
         hf.generate(rt, dsa, **arguments)
+    assert rt.stats().sessions == 0
+
+
+def test_a_seed_that_torch_does_not_take_leaves_no_session(rt: echo.Runtime, dsa: Any) -> None:
+    with pytest.raises(RuntimeError, match="manual_seed"):
+        hf.generate(rt, dsa, PROMPTS, max_new_tokens=4, seed=1.5)
     assert rt.stats().sessions == 0
 
 

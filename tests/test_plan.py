@@ -102,6 +102,14 @@ def test_a_runtime_that_does_not_fit_shows_the_table_and_takes_nothing():
     assert "TiB" in str(caught.value)
 
 
+def test_a_plan_is_for_a_device_that_there_could_be():
+    for device in ("auto", "cpu", "cuda", "cuda:7"):
+        assert echo.make_plan(small_shape(), echo.RuntimeConfig(device=device)).config.device == device
+    for device in ("tpu", "", "cuda:", "cuda:-1", "cuda:x", "CPU"):
+        with pytest.raises(echo.InvalidArgument, match=f"^device: '{device}' given, expected auto, cpu, cuda or cuda"):
+            echo.make_plan(small_shape(), echo.RuntimeConfig(device=device))
+
+
 def test_the_largest_sizes_do_not_wrap_around():
     shape = small_shape(
         layers=1024,

@@ -132,10 +132,12 @@ def events_of(file: Path) -> tuple[set[str], list[dict[str, Any]]]:
     [
         (("--steps", "0"), "steps"),
         (("--batch", "0"), "batch"),
+        (("--synthetic", "--batch", "65536"), "batch"),
         (("--length", "-1"), "length"),
         (("--length", "16384"), "length"),
         (("--layers", "3"), "layers"),
         (("--synthetic", "--layers", "0"), "layers"),
+        (("--synthetic", "--layers", "2147483648"), "layers"),
         (("--pool", "0.5"), "pool"),
         (("--pool", "nan"), "pool"),
         (("--synthetic", "--drift", "-1"), "drift"),

@@ -213,6 +213,15 @@ def test_the_command_on_other_traces(capsys, tmp_path):
     assert lines[-1] == "no scores: nothing to predict" and lines[3].endswith("*") and not lines[2].endswith("*")
     report = json.loads((tmp_path / "f.json").read_text())
     assert report["pools"][0]["layers"][0]["forecasts"] == [] and report["runtime_average_off_by"] is None
+    flat = synthetic.generate("glm", steps=20, top_k=8, ranks=24)
+    flat.scores[:], flat.kth_score[:] = 1, 1  # nothing to measure an error by
+    flat.save(tmp_path / "trace.npz")
+    lines_of(
+        capsys, "replay", str(tmp_path / "trace.npz"), "--pools", "2", "--device", "cpu",
+        "--json", str(tmp_path / "f.json"),
+    )  # fmt: skip
+    report = json.loads((tmp_path / "f.json").read_text())
+    assert {one["error"] for one in report["pools"][0]["layers"][0]["forecasts"]} == {None}
     lines = lines_of(
         capsys, "replay", "glm", "--steps", "60", "--top-k", "32", "--pools", "2", "--recency", "16", "--device", "cpu"
     )

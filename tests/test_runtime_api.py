@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+import resource
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -172,6 +174,89 @@ def test_sessions_may_be_closed_from_any_thread(make_rig):
         worker.join()
     rig.pairs.clear()
     rig.check()
+
+
+def test_a_session_is_equal_to_itself_alone(make_runtime):
+    """A scheduler's table of places, some of them empty, can be searched for it."""
+    runtime = make_runtime(small_shape())
+    first, second = runtime.open_session(10), runtime.open_session(10)
+    places = [None, "free", second, first]
+    assert places.index(first) == 3 and second in places and first not in [None, 0]
+    assert first != None  # noqa: E711
+
+
+DROPS = """
+import threading, time
+import numpy as np
+import echo
+
+shape = echo.ModelShape(layers=64, index_heads=8, query_heads=1, top_k=16, row_format="fp32", index_key_format="fp32")
+
+def append(p):
+    for layer in range(64):
+        p.append(layer, np.zeros((p.rows, shape.row_dim), np.float32), np.zeros((p.rows, shape.index_dim), np.float32))
+
+def work(session, started):
+    started.set()
+    try:
+        session.fork()
+    except echo.StateError:  # it was dropped before
+        pass
+
+for round in range(40):
+    runtime = echo.Runtime(shape, device="cpu", host_tokens=1024, max_context=512, max_batch=1, threads=1)
+    session = runtime.open_session(128)
+    runtime.prefill(session, [0] * 127, append)
+    started = threading.Event()
+    worker = threading.Thread(target=work, args=(session, started))
+    worker.start()
+    started.wait()
+    time.sleep(1e-4 * round)
+    del runtime
+    worker.join()
+    assert session.closed
+print("done")
+"""
+
+
+def test_a_runtime_may_be_dropped_while_a_session_of_it_is_busy():
+    """The call that is under way holds it; a process that dies would take the other tests along."""
+    found = subprocess.run([sys.executable, "-c", DROPS], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "done\n", "")
+
+
+def test_a_stream_is_let_go_of_at_once(make_runtime, monkeypatch):
+    """It has to live until the next use_stream, not until the pass after it."""
+    used = []
+    core = SimpleNamespace(device="cuda:0", use_stream=used.append)
+    torchs = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=7)))
+    runtime = make_runtime(small_shape())
+    real, runtime._core = runtime._core, core
+    for with_cuda in (torchs, None):
+        monkeypatch.setattr("echo.runtime._torch_with_cuda", lambda found=with_cuda: found)
+        runtime.use_stream(5)
+        runtime.use_stream(None)
+    assert used == [5, 7, 5]
+    runtime._core = real
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_exports_that_are_dropped_leave_nothing():
+    """Also where nothing else is ever asked of the runtime."""
+    shape = small_shape(layers=1, index_key_format="fp8")
+    with echo.Runtime(shape, device="cpu", host_tokens=12800, max_context=12800, max_batch=1, threads=1) as runtime:
+        session = runtime.open_session(12800)
+        zeros = np.zeros((12800, 320), np.uint8), np.zeros((200, shape.index_block_bytes), np.uint8)
+        runtime.import_kv(session, echo.KvRuns.from_arrays([zeros[0]], [zeros[1]]))
+        for count in (500, 20000):
+            before = resident_bytes()
+            for _ in range(count):
+                runtime.export_kv(session)
+        assert resident_bytes() - before < 4 << 20
 
 
 def test_layers_of_the_cache_state_are_checked(make_runtime):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.rig import small_shape
 
@@ -35,6 +36,9 @@ BAD_SHAPES = [
     ("layers", 0),
     ("layers", -1),
     ("layers", 1 << 30),
+    ("layers", 1 << 31),
+    ("layers", -1 << 100),
+    ("layers", "many"),
     ("index_heads", 0),
     ("index_heads", 12),
     ("index_heads", -8),
@@ -45,6 +49,8 @@ BAD_SHAPES = [
     ("query_heads", (1 << 31) - 1),
     ("top_k", 0),
     ("top_k", (1 << 31) - 1),
+    ("top_k", 2.0),
+    ("raw_row_bytes", 1 << 64),
     ("latent_dim", 0),
     ("latent_dim", 24),
     ("latent_dim", 1 << 30),
@@ -103,6 +109,26 @@ def test_a_keyword_beats_the_variable_and_the_variable_beats_the_default(monkeyp
         assert getattr(echo.RuntimeConfig(**{field.name: second}), field.name) == second
         monkeypatch.delenv(f"ECHO_{field.name.upper()}")
         assert getattr(echo.RuntimeConfig(), field.name) == field.default
+
+
+def test_integers_of_any_kind_are_integers():
+    config = echo.RuntimeConfig(host_tokens=np.int64(640), gpu_slots=np.uint8(7))
+    assert (config.host_tokens, config.gpu_slots) == (640, 7)
+    assert small_shape(layers=np.int32(2)).layers == 2
+    for value in (640.0, np.float64(640), np.bool_(True), True, "640", None, 1 << 63):
+        with pytest.raises(echo.InvalidArgument, match="^host_tokens: .* given, expected an integer"):
+            echo.RuntimeConfig(host_tokens=value)
+
+
+def test_text_that_is_no_utf_8_is_refused_by_name(monkeypatch):
+    for field in echo.config_fields():
+        if field.type is str:
+            with pytest.raises(echo.InvalidArgument, match=f"^{field.name}: '.udcff' given, expected {field.choices}$"):
+                echo.RuntimeConfig(**{field.name: "\udcff"})
+        with monkeypatch.context() as patch:
+            patch.setenv(f"ECHO_{field.name.upper()}", "\udcff")
+            with pytest.raises(echo.InvalidArgument, match=rf"^ECHO_{field.name.upper()}: '\\xff' given, expected "):
+                echo.RuntimeConfig()
 
 
 def test_both_choices_of_kernels_run_without_a_gpu():

@@ -179,6 +179,10 @@ def test_files_that_are_no_traces_are_refused_by_path(tmp_path):
     with path.open("wb") as file:
         np.save(file, arrays["left"])
     refused()
+    directory = whole.index(b"PK\1\2")
+    for place, value in ((8, 1), (10, 12), (10, 14), (10, 99)):  # encrypted, and other ways to compress
+        path.write_bytes(whole[: directory + place] + bytes([value]) + whole[directory + place + 1 :])
+        refused()
     meta = '{"model": "", "text": "", "notes": "", "seed": 0, "top_k": %d, "ranks": %d}'
     for name, value in (
         ("version", np.int64(3)),
@@ -186,6 +190,8 @@ def test_files_that_are_no_traces_are_refused_by_path(tmp_path):
         ("meta", np.frombuffer(b"[]", np.uint8)),
         ("meta", np.frombuffer(b'{"model": "", "text": "", "seed": 0, "top_k": 8, "ranks": 12}', np.uint8)),
         ("meta", np.frombuffer(b'{"model": "", "text": "", "notes": "", "seed": 0, "top_k": 8}', np.uint8)),
+        ("meta", np.frombuffer(b"[" * 100_000, np.uint8)),
+        ("meta", np.frombuffer(meta.replace("%d", "Infinity").encode(), np.uint8)),
         ("meta", np.frombuffer((meta % (3, 12)).encode(), np.uint8)),
         ("meta", np.frombuffer((meta % (9, 12)).encode(), np.uint8)),
         ("meta", np.frombuffer((meta % (0, 12)).encode(), np.uint8)),

@@ -27,7 +27,14 @@ int device_number(std::string_view text) {
 
 }  // namespace
 
+void require_device_name(const std::string& device) {
+  if (device != "auto" && device != "cpu" && device != "cuda" && device_number(device) < 0) {
+    throw InvalidArgument("device: '" + device + "' given, expected auto, cpu, cuda or cuda:N");
+  }
+}
+
 std::string resolve_device(const std::string& device) {
+  require_device_name(device);
   if (device == "cpu") {
     return device;
   }
@@ -35,9 +42,6 @@ std::string resolve_device(const std::string& device) {
     return cuda_device_count() > 0 ? "cuda:0" : "cpu";
   }
   const int number = device == "cuda" ? 0 : device_number(device);
-  if (number < 0) {
-    throw InvalidArgument("device: '" + device + "' given, expected auto, cpu, cuda or cuda:N");
-  }
   if (const int count = cuda_device_count(); number >= count) {
     throw NotSupported("device: '" + device + "' given, but this build and machine offer " + std::to_string(count) +
                        " CUDA devices (" + build_info() + ")");

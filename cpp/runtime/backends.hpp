@@ -29,6 +29,8 @@ std::size_t cuda_scratch_bytes(const ScratchSizes& sizes);
 /// What a backend is prepared for under a plan.
 ScratchSizes scratch_sizes(const Plan& plan);
 
+/// Throws InvalidArgument naming `device` unless it is "auto", "cpu", "cuda" or "cuda:N"; it need not be there.
+void require_device_name(const std::string& device);
 /// Turns "auto", "cpu", "cuda", "cuda:1" into "cpu" or "cuda:N". Throws InvalidArgument naming `device`, or
 /// NotSupported where the device is not there, with the reason.
 std::string resolve_device(const std::string& device);

@@ -1,5 +1,6 @@
 #include "runtime/block_pool.hpp"
 
+#include <algorithm>
 #include <iterator>
 #include <string>
 
@@ -51,18 +52,28 @@ void BlockPool::drop(std::span<const std::int32_t> blocks) {
   reap();
 }
 
-std::shared_ptr<const void> BlockPool::view(std::vector<std::int32_t> blocks, std::shared_ptr<const void> memory) {
+std::shared_ptr<const void> BlockPool::view(std::int64_t session, std::vector<std::int32_t> blocks,
+                                            std::shared_ptr<const void> memory) {
+  reap();  // else views that come and go would pile up where nothing else is asked for
   auto token = std::make_shared<const std::shared_ptr<const void>>(std::move(memory));
   allocator_.share(blocks);
   for (const std::int32_t block : blocks) {
     ++viewers_[static_cast<std::size_t>(block)];
   }
-  views_.push_back({.token = token, .blocks = std::move(blocks)});
+  views_.push_back({.token = token, .session = session, .blocks = std::move(blocks)});
   return token;
 }
 
 bool BlockPool::shared(std::int32_t block) const {
   return allocator_.holders(block) - viewers_[static_cast<std::size_t>(block)] > 1;
+}
+
+bool BlockPool::shown_to_others(std::int32_t block, std::int64_t session) const {
+  return shared(block) ||
+         (viewers_[static_cast<std::size_t>(block)] > 0 && std::ranges::any_of(views_, [&](auto& view) {
+            return view.session != session && !view.token.expired() &&
+                   std::ranges::find(view.blocks, block) != view.blocks.end();
+          }));
 }
 
 std::int64_t BlockPool::free_blocks() {

@@ -90,6 +90,7 @@ Plan make_plan(const ModelShape& shape, const RuntimeConfig& config, const Machi
   require_range("prefill_chunk", config.prefill_chunk, 1, 65536);
   require_range("attention_splits", config.attention_splits, 0, 64);
   require_range("threads", config.threads, 0, 4096);
+  require_device_name(config.device);
   static_cast<void>(wants_own_kernels(config));
   if (!(config.threshold_alpha >= 0.0 && config.threshold_alpha <= 1.0)) {
     throw InvalidArgument("threshold_alpha: " + std::to_string(config.threshold_alpha) + " given, expected 0 to 1");

@@ -29,9 +29,9 @@ class RuntimeImpl : public std::enable_shared_from_this<RuntimeImpl> {
   Session open_session(std::int64_t max_tokens);
   void close_session(detail::SessionState& session);
   Session fork(const Session& session, std::int64_t max_tokens);
-  void truncate(detail::SessionState& session, std::int64_t length);
-  void pause(detail::SessionState& session);
-  void resume(detail::SessionState& session);
+  void truncate(const Session& session, std::int64_t length);
+  void pause(const Session& session);
+  void resume(const Session& session);
   void prefill(const Session& session, std::span<const std::int32_t> tokens, const Forward& forward);
   void capture(Forward forward, const std::vector<std::int32_t>& batch_sizes, std::int32_t query_rows,
                const Capturer& capturer);

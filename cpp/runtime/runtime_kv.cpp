@@ -59,7 +59,7 @@ KvRuns RuntimeImpl::views_of(const State& session, std::int64_t tokens) const {
   kv.row_bytes = plan_.shape.row_bytes();
   kv.index_block_bytes = plan_.shape.index_block_bytes();
   const auto held = static_cast<std::ptrdiff_t>(blocks_of(tokens));
-  kv.keep_alive = blocks_->view({session.blocks.begin(), session.blocks.begin() + held}, pool_);
+  kv.keep_alive = blocks_->view(session.id, {session.blocks.begin(), session.blocks.begin() + held}, pool_);
   kv.thresholds.assign(static_cast<std::size_t>(plan_.shape.layers), std::numeric_limits<float>::quiet_NaN());
   kv.deviations = kv.thresholds;
   const std::int64_t blocks = blocks_of(tokens);
@@ -103,7 +103,10 @@ KvRuns RuntimeImpl::export_kv(const Session& session) {
 KvRuns RuntimeImpl::begin_import(const Session& session, std::int64_t tokens) {
   const InUse in_use(in_use_);
   require_open();
-  return start_import(usable(session), tokens);
+  State& state = usable(session);
+  KvRuns kv = start_import(state, tokens);
+  state.importing = kv.keep_alive;
+  return kv;
 }
 
 KvRuns RuntimeImpl::start_import(const State& session, std::int64_t tokens) {
@@ -129,6 +132,7 @@ void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
   State& state = usable(session);
   // Rows that lie elsewhere would be lost: the session's own were never filled then.
   const bool begun = state.length == 0 && filled.length >= 1 && filled.length <= state.capacity && filled.writable &&
+                     filled.keep_alive == state.importing.lock() &&
                      filled.rows.size() == static_cast<std::size_t>(plan_.shape.layers);
   if (!begun || !same_rows(filled.rows.front(), runs_of(state, 0, filled.length))) {
     throw InvalidArgument("filled: it is not what begin_import gave for this session, or the session was used since");

@@ -99,48 +99,51 @@ Session RuntimeImpl::fork(const Session& session, std::int64_t max_tokens) {
   return add_session(place, parent.length, capacity, std::move(blocks));
 }
 
-void RuntimeImpl::truncate(State& session, std::int64_t length) {
+void RuntimeImpl::truncate(const Session& session, std::int64_t length) {
   const InUse in_use(in_use_);
   require_open();
-  if (length < 0 || length > session.length) {
+  State& state = usable(session);
+  if (length < 0 || length > state.length) {
     throw InvalidArgument("length: " + std::to_string(length) + " given, expected 0 to the session's " +
-                          std::to_string(session.length));
+                          std::to_string(state.length));
   }
-  // What will be appended to must be the session's alone; a block that forks share is replaced, not written to.
+  // What will be appended to must be the session's alone; a block that forks share, or that exports of theirs still
+  // show, is replaced, not written to.
   const auto first = static_cast<std::size_t>(length / kBlockTokens);
   std::vector<std::size_t> shared;
-  for (std::size_t i = first; i < session.blocks.size(); ++i) {
-    if (blocks_->shared(session.blocks[i])) {
+  for (std::size_t i = first; i < state.blocks.size(); ++i) {
+    if (blocks_->shown_to_others(state.blocks[i], state.id)) {
       shared.push_back(i);
     }
   }
   BlockPool::Lease fresh = blocks_->allocate(
       std::ssize(shared), "length: what a fork shares is replaced by blocks of the session's own; that");
   if (const std::int64_t rest = length % kBlockTokens; rest != 0 && !shared.empty() && shared.front() == first) {
-    copy_block(session.blocks[first], fresh.blocks().front(), rest);
+    copy_block(state.blocks[first], fresh.blocks().front(), rest);
   }
-  backend_->release(state_->layers(), row_runs(session, length, session.length, Rows::own));
+  backend_->release(state_->layers(), row_runs(state, length, state.length, Rows::own));
   std::vector<std::int32_t> replaced = fresh.take();
   for (std::size_t i = 0; i < shared.size(); ++i) {
-    std::swap(replaced[i], session.blocks[shared[i]]);
+    std::swap(replaced[i], state.blocks[shared[i]]);
   }
-  session.length = length;
+  state.length = length;
   blocks_->drop(replaced);
 }
 
-void RuntimeImpl::pause(State& session) {
+void RuntimeImpl::pause(const Session& session) {
   const InUse in_use(in_use_);
   require_open();
-  if (!session.paused) {
-    backend_->release(state_->layers(), row_runs(session, 0, session.length, Rows::own));
-    session.paused = true;
+  State& state = usable(session);
+  if (!state.paused) {
+    backend_->release(state_->layers(), row_runs(state, 0, state.length, Rows::own));
+    state.paused = true;
   }
 }
 
-void RuntimeImpl::resume(State& session) {
+void RuntimeImpl::resume(const Session& session) {
   const InUse in_use(in_use_);
   require_open();
-  session.paused = false;
+  usable(session).paused = false;
 }
 
 std::size_t RuntimeImpl::free_place(std::int64_t max_tokens) const {

@@ -33,6 +33,7 @@ void RuntimeImpl::execute(const std::function<void()>& body, std::span<State* co
   backend_->upload_control(state_->control(), control_.data(), control_.bytes());
   for (State* session : sessions) {
     session->used = true;
+    session->importing.reset();
   }
   try {
     body();

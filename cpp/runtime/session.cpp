@@ -22,18 +22,18 @@ const std::vector<std::int32_t>& Session::blocks() const { return state_of(state
 
 bool Session::paused() const { return state_of(state_).paused; }
 
-RuntimeImpl& Session::runtime() const {
-  const std::shared_ptr<RuntimeImpl> runtime = state_of(state_).runtime.lock();
+std::shared_ptr<RuntimeImpl> Session::runtime() const {
+  std::shared_ptr<RuntimeImpl> runtime = state_of(state_).runtime.lock();
   if (runtime == nullptr || state_->closed) {
     throw StateError("session: session " + std::to_string(state_->id) + " is closed");
   }
-  return *runtime;
+  return runtime;
 }
 
-Session Session::fork(std::int64_t max_tokens) const { return runtime().fork(*this, max_tokens); }
-void Session::truncate(std::int64_t length) { runtime().truncate(*state_, length); }
-void Session::pause() { runtime().pause(*state_); }
-void Session::resume() { runtime().resume(*state_); }
+Session Session::fork(std::int64_t max_tokens) const { return runtime()->fork(*this, max_tokens); }
+void Session::truncate(std::int64_t length) { runtime()->truncate(*this, length); }
+void Session::pause() { runtime()->pause(*this); }
+void Session::resume() { runtime()->resume(*this); }
 
 void Session::close() {
   if (state_of(state_).closed) {

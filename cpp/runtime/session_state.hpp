@@ -18,7 +18,8 @@ struct SessionState {
   std::int64_t capacity = 0;
   bool closed = false;
   bool paused = false;
-  bool used = false;  ///< the device may have work in flight on its host rows
+  bool used = false;                    ///< the device may have work in flight on its host rows
+  std::weak_ptr<const void> importing;  ///< of what begin_import gave last, until a pass writes to the rows
   std::vector<std::int32_t> blocks;
   std::weak_ptr<RuntimeImpl> runtime;
 };

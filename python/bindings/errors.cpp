@@ -3,6 +3,8 @@
 #include "echo/errors.hpp"
 
 #include <initializer_list>
+#include <iterator>
+#include <string_view>
 
 #include "bindings.hpp"
 
@@ -36,22 +38,30 @@ PyObject* make_class(nb::module_& module, const char* name, const char* doc, std
   return made;
 }
 
+/// A message may quote a variable of the environment, which need not be UTF-8.
+void set_error(PyObject* type, const char* message) {
+  const auto text = nb::steal(PyUnicode_DecodeUTF8(message, std::ssize(std::string_view(message)), "backslashreplace"));
+  if (text.is_valid()) {
+    PyErr_SetObject(type, text.ptr());
+  }
+}
+
 void translate(const std::exception_ptr& thrown, void* payload) {
   const auto& classes = *static_cast<const ErrorClasses*>(payload);
   try {
     std::rethrow_exception(thrown);
   } catch (const InvalidArgument& e) {
-    PyErr_SetString(classes.invalid_argument, e.what());
+    set_error(classes.invalid_argument, e.what());
   } catch (const CapacityError& e) {
-    PyErr_SetString(classes.capacity, e.what());
+    set_error(classes.capacity, e.what());
   } catch (const StateError& e) {
-    PyErr_SetString(classes.state, e.what());
+    set_error(classes.state, e.what());
   } catch (const CudaError& e) {
-    PyErr_SetString(classes.cuda, e.what());
+    set_error(classes.cuda, e.what());
   } catch (const NotSupported& e) {
-    PyErr_SetString(classes.not_supported, e.what());
+    set_error(classes.not_supported, e.what());
   } catch (const Error& e) {
-    PyErr_SetString(classes.error, e.what());
+    set_error(classes.error, e.what());
   }
 }
 

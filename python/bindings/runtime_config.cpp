@@ -39,12 +39,11 @@ void assign(RuntimeConfig& config, const std::string& name, nb::handle value) {
   };
   const bool is_bool = nb::isinstance<nb::bool_>(value);
   if (const auto* text = std::get_if<std::string RuntimeConfig::*>(&field.member)) {
-    if (!nb::isinstance<nb::str>(value)) {
+    if (!nb::isinstance<nb::str>(value) || !nb::try_cast<std::string>(value, config.*(*text))) {
       refuse(field.choices);
     }
-    config.*(*text) = nb::cast<std::string>(value);
   } else if (const auto* integer = std::get_if<std::int64_t RuntimeConfig::*>(&field.member)) {
-    if (is_bool || !nb::try_cast<std::int64_t>(value, config.*(*integer), false)) {
+    if (is_bool || !nb::try_cast<std::int64_t>(value, config.*(*integer))) {
       refuse("an integer");
     }
   } else if (is_bool || !nb::try_cast<double>(value, config.*std::get<double RuntimeConfig::*>(field.member))) {

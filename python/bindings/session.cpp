@@ -27,7 +27,8 @@ void register_session(nb::module_& module) {
       .def("truncate", &Session::truncate, nb::call_guard<nb::gil_scoped_release>(), "length"_a,
            "Forgets all tokens from `length` on (rejected speculation, an edited prompt).\n\n"
            "Raises:\n    InvalidArgument: length is not 0 to the session's length.\n"
-           "    CapacityError: a fork shares blocks from there on, and there are none to replace them by.")
+           "    CapacityError: a fork, or an export of one, shares blocks from there on, and there are none to replace "
+           "them by.")
       .def("pause", &Session::pause, nb::call_guard<nb::gil_scoped_release>(),
            "Gives up the session's GPU rows. It keeps its host rows; it cannot be decoded until `resume`.")
       .def("resume", &Session::resume, nb::call_guard<nb::gil_scoped_release>(),
@@ -38,8 +39,10 @@ void register_session(nb::module_& module) {
       .def(
           "__exit__", [](Session& session, nb::handle, nb::handle, nb::handle) { session.close(); },
           "exception_type"_a.none(), "exception"_a.none(), "traceback"_a.none())
-      .def("__eq__", [](const Session& a,
-                        nb::handle b) { return nb::isinstance<Session>(b) && nb::cast<const Session&>(b) == a; })
+      .def(
+          "__eq__",
+          [](const Session& a, nb::handle b) { return nb::isinstance<Session>(b) && nb::cast<const Session&>(b) == a; },
+          nb::arg().none())
       .def("__hash__", &Session::id)
       .def("__repr__", [](const Session& s) {
         return "<Session " + std::to_string(s.id()) + ", " + std::to_string(s.length()) + " of " +

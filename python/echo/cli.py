@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     options = parser.parse_args(given)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # no bar or name that a terminal cannot show is worth losing a run
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = int(options.run(options))
         sys.stdout.flush()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPERATURE = 0.8  # below, a small model repeats itself; above, it drops the thread
+_LEAST_TEMPERATURE = 1e-30  # divided by less, logits would be infinite
 
 
 def device_of(name: str) -> str:
@@ -52,7 +53,7 @@ def draw(
 
     Args:
         logits: [rows, vocab].
-        temperature: divides the logits; 0 takes the likeliest token, of equal ones the first.
+        temperature: divides the logits; 0, or next to nothing, takes the likeliest token, of equal ones the first.
         draws: a generator for each row.
         without: tokens that are not taken.
     """
@@ -60,7 +61,7 @@ def draw(
 
     if without:
         logits = logits.index_fill(1, torch.tensor(list(without), device=logits.device), -math.inf)
-    if temperature == 0:
+    if temperature < _LEAST_TEMPERATURE:
         likeliest: list[int] = logits.argmax(dim=-1).tolist()
         return likeliest
     chances = torch.softmax(logits.float().cpu() / temperature, dim=-1)

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
             _print(pool, guessed, caps)
         drawn.append((trace, results[0]))
         of_pools = [
-            {"pool": pool, "guesses": [_finite(asdict(guess)) for guess in guessed]}
+            {"pool": pool, "guesses": [trace_options.finite(asdict(guess)) for guess in guessed]}
             for pool, guessed in zip(pools, results, strict=True)
         ]
         report.append({**trace_options.figures(trace), "pools": of_pools})
@@ -114,13 +114,6 @@ def averages(
 def _mean(values: Sequence[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return float(np.mean(known)) if known else math.nan
-
-
-def _finite(figures: dict[str, Any]) -> dict[str, Any]:
-    """For JSON, which has no inf: None stands for no cap, and for no error."""
-    return {
-        name: None if isinstance(part, float) and not math.isfinite(part) else part for name, part in figures.items()
-    }
 
 
 def _print(pool: float, guessed: Sequence[Guess], caps: Sequence[float]) -> None:

@@ -181,7 +181,11 @@ class Runtime:
         return self._core.begin_import(session, tokens)
 
     def finish_import(self, session: Session, filled: KvRuns) -> None:
-        """Uploads the index keys of `filled` (from `begin_import`) and makes its tokens part of the session."""
+        """Uploads the index keys of `filled` and makes its tokens part of the session.
+
+        Raises:
+            InvalidArgument: `filled` is not of the last `begin_import`, or a pass has worked on the session since.
+        """
         self._core.finish_import(session, filled)
 
     def thresholds(self, session: Session) -> Any:
@@ -234,9 +238,12 @@ class Runtime:
         Args:
             stream: cudaStream_t as an integer; it must live until the next `use_stream` or `close`. It is torch's
                 current stream while a forward runs. None, the default, means torch's current stream at each call if
-                torch with CUDA is loaded, else a stream of the runtime's own.
+                torch with CUDA is loaded, else the one that is used already, at first one of the runtime's own.
         """
         self._stream = stream
+        if stream is None:  # now, not at the next pass: the stream that was set may be gone by then
+            torch = None if self.device == "cpu" else _torch_with_cuda()
+            stream = None if torch is None else self._torch_stream(torch).cuda_stream
         if stream is not None:
             self._core.use_stream(stream)
 

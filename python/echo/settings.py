@@ -25,7 +25,7 @@ def add_flags(parser: argparse.ArgumentParser, without: frozenset[str] = frozens
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
             dest=field.name,
-            type=field.type,
+            type=word if field.type is str else field.type,
             metavar="N" if field.type is not str else "NAME",
             help=f"{field.doc}{unit} (default {_text(field.default)})".replace("%", "%%"),
         )
@@ -33,7 +33,7 @@ def add_flags(parser: argparse.ArgumentParser, without: frozenset[str] = frozens
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Adds `--device`, for commands that take no other settings of a runtime, or only some."""
-    parser.add_argument("--device", metavar="NAME", help=f"{_DEVICES} (default: ECHO_DEVICE, else auto)")
+    parser.add_argument("--device", type=word, metavar="NAME", help=f"{_DEVICES} (default: ECHO_DEVICE, else auto)")
 
 
 def add_row_format(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +81,13 @@ def given(options: argparse.Namespace, without: frozenset[str] = frozenset()) ->
     """The settings that were given as flags, except those in `without`, as keyword arguments for `echo.Runtime`."""
     names = {field.name for field in echo.config_fields()} - without
     return {name: value for name, value in vars(options).items() if name in names and value is not None}
+
+
+def word(text: str) -> str:
+    """The value of a flag; bytes that are no text, which would go no further, are refused."""
+    if not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is no text")
+    return text
 
 
 def size(text: str) -> int:

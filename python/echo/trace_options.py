@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -130,6 +131,15 @@ def figures(trace: Trace) -> dict[str, Any]:
         "ranks": trace.ranks,
         "context": [int(trace.context[0]), int(trace.context[-1])],
     }
+
+
+def finite(part: Any) -> Any:
+    """Figures for JSON, which has neither inf nor NaN: None stands for them."""
+    if isinstance(part, dict):
+        return {name: finite(one) for name, one in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [finite(one) for one in part]
+    return None if isinstance(part, float) and not math.isfinite(part) else part
 
 
 def pyplot() -> Any:

@@ -7,9 +7,10 @@ import threading
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from support.rig import assert_same_bits, small_shape, tokens_of
+from support.rig import assert_same_bits, host_rows, small_shape, tokens_of
 
 import echo
 
@@ -32,6 +33,38 @@ def test_an_export_keeps_its_rows_when_the_session_is_gone(make_rig):
     for token in (5, 6, 7):
         outputs, selections = rig.step([(b, token), (twin, token)])
         assert torch.equal(selections[0], selections[1]) and torch.equal(outputs[0], outputs[1])
+    rig.check()
+
+
+def test_an_export_of_a_session_that_is_gone_is_no_forks_to_write_to(make_rig):
+    """A fork that shares its blocks and forgets some of their tokens gets others for those, or is refused."""
+    rig = make_rig(small_shape(), host_tokens=640, max_context=256)
+    a = rig.open(192)
+    rig.prefill(a, tokens_of(1, 192))
+    b = rig.fork(a, 256)
+    kv = rig.runtime.export_kv(a.session)
+    expected = [host_rows(kv, layer).copy() for layer in range(3)]
+    oracle = a.oracle
+    rig.close(a)
+    with rig.runtime.open_session(256), pytest.raises(echo.CapacityError, match="^length: .* needs 3 blocks"):
+        b.session.truncate(10)
+    rig.truncate(b, 70)
+    rig.prefill(b, tokens_of(2, 100))
+    for layer in range(3):
+        np.testing.assert_array_equal(host_rows(kv, layer), expected[layer])
+    rig.truncate(b, 40)
+    rig.prefill(b, tokens_of(3, 10))
+    c = rig.open(192)
+    rig.runtime.import_kv(c.session, kv)
+    c.oracle = oracle.copy()
+    del kv
+    rig.step([(b, 4)])
+    rig.check()
+    blocks = b.session.blocks
+    own = rig.runtime.export_kv(b.session)
+    rig.truncate(b, 5)  # its own export shows what it does, as it always has
+    assert b.session.blocks == blocks and own.length == 51
+    del own
     rig.check()
 
 

@@ -240,6 +240,16 @@ def test_imports_are_finished_only_with_what_was_begun(make_rig):
     filled.thresholds = [0.0] * 3
     with pytest.raises((echo.InvalidArgument, echo.StateError), match="^filled: |^session: "):
         rig.runtime.finish_import(first.session, filled)
+    rig.truncate(first, 0)  # empty again, but the prefill wrote to the rows
+    with pytest.raises(echo.InvalidArgument, match="^filled: .*used since"):
+        rig.runtime.finish_import(first.session, filled)
+    again = rig.runtime.begin_import(first.session, 80)
+    with pytest.raises(echo.InvalidArgument, match="^filled: "):
+        rig.runtime.finish_import(first.session, filled)
+    again.thresholds = again.deviations = [0.0] * 3
+    rig.runtime.finish_import(first.session, again)
+    assert first.session.length == 80
+    del again
     first.session.close()
     with pytest.raises(echo.StateError, match="^session: "):
         rig.runtime.finish_import(first.session, filled)

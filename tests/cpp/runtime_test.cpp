@@ -113,6 +113,23 @@ TEST(Runtime, AForwardThatSkipsALayerIsRefused) {
   EXPECT_EQ(session.length(), 0);
 }
 
+TEST(Runtime, ArraysHaveUpToFourDimensions) {
+  float value = 0.0F;
+  EXPECT_EQ(to_string(Array(&value, DType::f32, {1, 1, 1, 1})), "f32[1, 1, 1, 1]");
+  EXPECT_THROW(Array(&value, DType::f32, {1, 1, 1, 1, 1}), InvalidArgument);
+}
+
+TEST(Runtime, ASessionThatWasClosedMeanwhileIsRefused) {
+  const auto impl = std::make_shared<RuntimeImpl>(small_shape(), small_config());
+  Session session = impl->open_session(100);
+  session.close();  // by another thread, once a call of its had found it open
+  const Session other = impl->open_session(100);
+  EXPECT_THROW(impl->truncate(session, 0), StateError);
+  EXPECT_THROW(impl->pause(session), StateError);
+  EXPECT_THROW(impl->resume(session), StateError);
+  EXPECT_FALSE(session.paused());
+}
+
 TEST(Runtime, SessionsOutliveTheirRuntimeAsClosedHandles) {
   Session session;
   {

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "echo/errors.hpp"
 #include "echo/export.hpp"
 
 namespace echo {
@@ -28,7 +29,12 @@ struct Array {
   std::array<std::int64_t, kMaxDims> shape{};
 
   Array() = default;
+  /// Throws InvalidArgument naming `shape` if it has more than kMaxDims extents.
   Array(void* data_, DType dtype_, std::initializer_list<std::int64_t> shape_) : data(data_), dtype(dtype_) {
+    if (shape_.size() > kMaxDims) {
+      throw InvalidArgument("shape: " + std::to_string(shape_.size()) + " dimensions given, expected at most " +
+                            std::to_string(kMaxDims));
+    }
     for (std::int64_t extent : shape_) {
       shape[static_cast<std::size_t>(dims++)] = extent;
     }

@@ -35,8 +35,9 @@ class ECHO_API Session {
   /// A new session with the same context and its own future, for `max_tokens` tokens (0: the same capacity).
   /// Whole blocks of 64 tokens are shared, the last one is copied. Throws CapacityError.
   Session fork(std::int64_t max_tokens = 0) const;
-  /// Forgets all tokens from `length` on (rejected speculation, an edited prompt). What a fork shares from there on is
-  /// replaced by blocks of the session's own: throws CapacityError, and changes nothing, if there are not enough.
+  /// Forgets all tokens from `length` on (rejected speculation, an edited prompt). What a fork, or an export of one,
+  /// shares from there on is replaced by blocks of the session's own: throws CapacityError, and changes nothing, if
+  /// there are not enough.
   void truncate(std::int64_t length);
   /// Gives up the session's GPU rows; it keeps its host rows and can be exported, but not decoded, until resumed.
   void pause();
@@ -51,8 +52,8 @@ class ECHO_API Session {
   friend class Runtime;
   friend class RuntimeImpl;
   explicit Session(std::shared_ptr<detail::SessionState> state) : state_(std::move(state)) {}
-  /// The runtime of an open session.
-  RuntimeImpl& runtime() const;
+  /// The runtime of an open session, which a call has to hold: another thread may let go of it meanwhile.
+  std::shared_ptr<RuntimeImpl> runtime() const;
   std::shared_ptr<detail::SessionState> state_;
 };
 

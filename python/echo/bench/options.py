@@ -27,6 +27,8 @@ _SIZES: dict[bool, dict[str, Any]] = {  # by --quick: small enough for seconds o
     },
 }  # fmt: skip
 
+_MOST_REQUESTS = 1_000_000  # the schedule has all of them
+
 
 @dataclass(frozen=True)
 class Options:
@@ -115,6 +117,8 @@ def check(options: argparse.Namespace) -> Options:
     for name in ("requests", "layers"):
         if chosen(name) < 1:
             raise echo.InvalidArgument(f"{name}: {chosen(name)} given, expected at least 1")
+    if chosen("requests") > _MOST_REQUESTS:
+        raise echo.InvalidArgument(f"requests: {chosen('requests')} given, expected at most {_MOST_REQUESTS}")
     if options.repeat < 0:
         raise echo.InvalidArgument(f"repeat: {options.repeat} given, expected at least 0")
     if options.steps < 0 or options.steps == 1:
@@ -168,7 +172,7 @@ def _tokens(name: str, text: str) -> int:
     word = text.strip().upper()
     try:
         count = round(float(word.removesuffix("K")) * (1000 if word.endswith("K") else 1))
-    except ValueError:
+    except (ValueError, OverflowError):
         count = 0
     if not 1 <= count < 1 << 31:
         raise echo.InvalidArgument(f"{name}: {text!r} given, expected a number of tokens such as 80K")

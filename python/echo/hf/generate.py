@@ -13,6 +13,7 @@ from torch import Tensor
 from echo import Batch, CapacityError, InvalidArgument, Runtime, Session
 from echo.decoding import draw, read
 from echo.hf.model import DsaModel
+from echo.settings import check_seed
 
 
 @dataclass
@@ -63,8 +64,10 @@ def generate(
         raise InvalidArgument(f"temperature: {temperature} given, expected 0 or more")
     if str(model.device) != rt.device:
         raise InvalidArgument(f"model: it is on {model.device}, expected the runtime's device, {rt.device}")
+    check_seed(seed)
     ends = frozenset(model.stop_tokens if stop_tokens is None else stop_tokens)
-    waiting = deque(enumerate(_checked(prompts, model.config.vocab_size)))
+    room = rt.plan.config.max_context - max_new_tokens
+    waiting = deque(enumerate(_checked(prompts, model.config.vocab_size, room)))
     results: list[list[int]] = [[] for _ in prompts]
     running: list[_Text] = []
     max_batch = rt.plan.config.max_batch
@@ -79,6 +82,7 @@ def generate(
         while waiting or running:
             while waiting and len(running) < max_batch:
                 number, prompt = waiting[0]
+                draws = torch.Generator().manual_seed(seed + number)
                 try:
                     session = rt.open_session(len(prompt) + max_new_tokens)
                 except CapacityError:
@@ -86,7 +90,7 @@ def generate(
                         raise
                     break
                 waiting.popleft()
-                running.append(_Text(session, results[number], torch.Generator().manual_seed(seed + number)))
+                running.append(_Text(session, results[number], draws))
                 write(running[-1:], read(rt, session, prompt, model.forward))
                 running = [text for text in running if not text.session.closed]
             if running:
@@ -99,7 +103,7 @@ def generate(
     return results
 
 
-def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
+def _checked(prompts: Sequence[Sequence[int]], vocab: int, room: int) -> list[list[int]]:
     checked = []
     for number, prompt in enumerate(prompts):
         try:
@@ -110,5 +114,9 @@ def _checked(prompts: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
             raise InvalidArgument(f"prompts: entry {number} is empty, expected at least one token")
         if not all(0 <= token < vocab for token in tokens):
             raise InvalidArgument(f"prompts: entry {number} has tokens outside 0..{vocab - 1}")
+        if len(tokens) > room:
+            raise InvalidArgument(
+                f"prompts: entry {number} has {len(tokens)} tokens, with the new ones max_context has room for {room}"
+            )
         checked.append(tokens)
     return checked

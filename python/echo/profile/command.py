@@ -19,6 +19,7 @@ from echo.profile.trace_file import write_trace
 from echo.profile.workload import Workload
 
 _DRIFT = 0.25
+_MOST_SESSIONS = 65535  # of a runtime's step
 # Sizes of the workload follow from its own flags.
 _WITHOUT = frozenset({
     "device", "host_tokens", "gpu_slots", "max_batch", "query_rows", "max_sessions", "max_context",
@@ -110,6 +111,8 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise echo.InvalidArgument(f"{name}: {value} given, expected at least 1")
+    if options.batch is not None and options.batch > _MOST_SESSIONS:
+        raise echo.InvalidArgument(f"batch: {options.batch} given, expected at most {_MOST_SESSIONS}")
     for name in ("layers", "drift"):
         if (value := getattr(options, name)) is not None and not options.synthetic:
             raise echo.InvalidArgument(f"{name}: {value} given, the model that ships has its own; see --synthetic")

@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
             pool["prefetches"] = [asdict(one) for one in layers_ahead]
         for pool, of_layers in zip(report["pools"], nexts, strict=False):
             pool["next_step"] = {"forecast_cap": forecast_cap, "layers": [asdict(one) for one in of_layers]}
-        options.json.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        options.json.write_text(json.dumps(trace_options.finite(report), indent=1, allow_nan=False) + "\n")
     if options.plot is not None:
         save_picture(options.plot, trace, pools, results)
     return 0

@@ -18,7 +18,7 @@ from echo.traces.layer_steps import LayerSteps
 from echo.traces.pool import Pool
 from echo.traces.sample import sampled_bounds
 from echo.traces.sifting import capacity_of, predicted_bounds
-from echo.traces.statistics import moving_average
+from echo.traces.statistics import in_deviations, moving_average
 
 _ALPHA = 0.5  # of the prediction that says where the sample is looked at
 
@@ -137,4 +137,4 @@ def _error(steps: LayerSteps, bound: NDArray[np.floating], counted: NDArray[np.b
     if not known.any():
         return np.nan
     spreads = [np.std(row[np.isfinite(row)], dtype=np.float64) for row in steps.scores[known]]
-    return float(np.sqrt(np.mean((bound - steps.kth_score)[known] ** 2)) / np.mean(spreads))
+    return in_deviations(np.sqrt(np.mean((bound - steps.kth_score)[known] ** 2)), spreads)

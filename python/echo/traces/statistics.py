@@ -71,7 +71,7 @@ class Forecast:
     Attributes:
         alpha: weight of the past.
         error: root mean square of prediction minus k-th score, in units of the ranked scores' standard deviation in a
-            step (of all tokens, if all are ranked).
+            step (of all tokens, if all are ranked); NaN where all of a step's scores are equal.
         candidates: ranked tokens above the prediction, per top_k.
         wasted: candidates that were neither resident nor selected, per top_k.
         misses_left: selected tokens that were neither resident nor candidates, per top_k.
@@ -120,8 +120,14 @@ def forecasts(pool: Pool, alphas: Sequence[float]) -> list[Forecast]:
             wasted, left = above & absent & ~selected, ~above & absent & selected
             sums[i] += above.sum(), wasted.sum(), left.sum(), (absent & selected).sum()
     means = sums / counted.sum() / steps.top_k
-    errors = np.sqrt(np.mean((predictions - steps.kth_score)[:, counted] ** 2, axis=1)) / np.mean(spreads)
-    return [Forecast(alphas[i], float(errors[i]), *means[i].tolist()) for i in range(len(alphas))]
+    errors = np.sqrt(np.mean((predictions - steps.kth_score)[:, counted] ** 2, axis=1))
+    return [Forecast(alphas[i], in_deviations(errors[i], spreads), *means[i].tolist()) for i in range(len(alphas))]
+
+
+def in_deviations(error: float, deviations: Sequence[float]) -> float:
+    """An error of predictions, in units of these standard deviations' mean; NaN where that is 0."""
+    mean = float(np.mean(deviations))
+    return float(error) / mean if mean > 0 else np.nan
 
 
 def moving_average(kth_score: NDArray[np.float32], alpha: float) -> NDArray[np.float64]:
