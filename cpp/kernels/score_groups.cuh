@@ -15,7 +15,7 @@ namespace echo {
 /// Going on to another group counts as so many key blocks, where there are at most kWarp groups and each thread block
 /// has at least kSwitchShare key blocks.
 inline constexpr std::int32_t kSwitchBlocks = 6;
-inline constexpr std::int32_t kSwitchShare = 24;
+inline constexpr std::int32_t kSwitchShare = 12;
 
 /// The groups of a row block, in order of their rows. Each batch entry has as many; the last ones may be empty.
 struct RowGroups {
