@@ -15,7 +15,7 @@ namespace echo {
 /// Going on to another group counts as so many key blocks, where there are at most kWarp groups and each thread block
 /// has at least kSwitchShare key blocks.
 inline constexpr std::int32_t kSwitchBlocks = 6;
-inline constexpr std::int32_t kSwitchShare = 24;
+inline constexpr std::int32_t kSwitchShare = 12;
 
 /// Much is missing where the last score of the layer was asked for more rows than that for each key block of a share:
 /// more than kPrefetchers thread blocks fetch in that time.

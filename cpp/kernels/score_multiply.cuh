@@ -175,7 +175,7 @@ __device__ void multiply_keys(const ScoreParams& p, const ScoreStages& shared) {
         const float score = sum_lanes(sums[i], sums[i + 1 < kRows ? i + 1 : i]) * scale;
         const bool there = work.token < lane_rows.limit[i / 2];
         if (there) {
-          lane_rows.out[i / 2][work.token] = score;
+          ptx::store_streaming(lane_rows.out[i / 2] + work.token, score);
         }
         if constexpr (kSift) {
           lane_sift.look(row, i / 2, there, score, work.token + in_block);

@@ -242,6 +242,19 @@ TEST_F(CudaScore128, BitsDependOnQueryAndKeyAlone) {
   }
 }
 
+/// Thread blocks of 132 have more than a hundred key blocks each, which are fetched without pauses.
+TEST_F(CudaScore128, BitsAreTheSameInLongShares) {
+  constexpr std::int32_t kLength = 16'000;
+  const auto scores_of = [](std::int32_t batch, std::int32_t query_rows, const std::vector<float>* alone) {
+    const Sizes sizes{.batch = batch, .query_rows = query_rows, .table_stride = kLength / 64};
+    const BlockView rows{.first = 0, .count = sizes.rows(), .tick_offset = 0};
+    return scores_of_one_query(64, sizes, rows, alone, kLength);
+  };
+  const auto alone = scores_of(1, 1, nullptr);
+  scores_of(64, 1, &alone);
+  scores_of(64, 2, &alone);
+}
+
 TEST_F(CudaScore128, TheSettingDecidesWhichKernelScores) {
   for (const RuntimeConfig& config : {generic_kernels(), own_kernels()}) {
     Pair pair(shape_128(64), {.batch = 2, .table_stride = 1}, config);

@@ -174,8 +174,7 @@ inline void expect_within_rounding(const World& gpu, const Inputs& inputs, const
 /// Scores of the same query and the same keys, from rows of a pass: every row's are the first ones of `alone`, if that
 /// is given. Returns the first row's.
 inline std::vector<float> scores_of_one_query(std::int32_t heads, const Sizes& sizes, BlockView block,
-                                              const std::vector<float>* alone = nullptr) {
-  constexpr std::int32_t kLength = 2100;
+                                              const std::vector<float>* alone = nullptr, std::int32_t length = 2100) {
   const auto backend = make_cuda_backend(0, own_kernels());
   World world(*backend, shape_128(heads), sizes);
   const auto block_bytes = static_cast<std::size_t>(world.index_block_bytes());
@@ -194,7 +193,7 @@ inline std::vector<float> scores_of_one_query(std::int32_t heads, const Sizes& s
   for (std::int32_t row = 0; row < sizes.rows(); ++row) {
     std::ranges::copy(query, inputs.queries.begin() + static_cast<std::ptrdiff_t>(row_floats) * row);
     std::ranges::copy(weights, inputs.weights.begin() + static_cast<std::ptrdiff_t>(heads) * row);
-    positions.push_back(kLength - sizes.query_rows - row / sizes.query_rows * 31 + row % sizes.query_rows);
+    positions.push_back(length - sizes.query_rows - row / sizes.query_rows * 31 + row % sizes.query_rows);
   }
   world.begin(1, positions);
   auto words = world.control.read();
@@ -212,7 +211,7 @@ inline std::vector<float> scores_of_one_query(std::int32_t heads, const Sizes& s
         << "row " << row << " of rows " << block.first << " + " << block.count << ", batch " << sizes.batch << " x "
         << sizes.query_rows << ", " << heads << " heads";
   }
-  return {scores.begin(), scores.begin() + kLength};
+  return {scores.begin(), scores.begin() + length};
 }
 
 }  // namespace echo::cuda_test

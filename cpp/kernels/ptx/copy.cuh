@@ -72,6 +72,11 @@ __device__ __forceinline__ void store(void* address, float x, float y, float z, 
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
+/// A word to global memory that the L2 cache is to give up first.
+__device__ __forceinline__ void store_streaming(float* address, float value) {
+  asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
+}
+
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
@@ -185,6 +190,13 @@ __device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::u
   std::uint32_t product = 0;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
+}
+
+/// Of the multiprocessor's clock; they wrap around.
+__device__ __forceinline__ std::uint32_t cycles() {
+  std::uint32_t now = 0;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+  return now;
 }
 
 /// threadIdx.x, read anew: what is computed from it is not kept in registers from before.
