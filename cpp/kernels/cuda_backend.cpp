@@ -122,9 +122,13 @@ void CudaBackend::wait() {
 }
 
 void CudaBackend::retire() noexcept {
-  const DeviceGuard guard(device_);
-  forecasts_.retire();
-  ECHO_CUDA_WARN(cudaStreamSynchronize(stream_));
+  try {
+    const DeviceGuard guard(device_);
+    forecasts_.retire();
+    ECHO_CUDA_WARN(cudaStreamSynchronize(stream_));
+  } catch (const CudaError&) {
+    // The device or its driver is gone: there is nothing to wait for.
+  }
   stream_ = own_stream_.get();
 }
 
