@@ -6,7 +6,9 @@
 // (mla_once.cuh). Where there are more, all tiles are dealt out in equal parts, an item that two teams have is handed
 // over as it is (mla_stretch.hpp, mla_hand_over.cuh), and blocks meet (mla_meet.cuh) while the rows and queries of
 // their next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many teams
-// there are.
+// there are. Where selections are one split, blocks have so many halves in a row that FP8 rows are loaded otherwise
+// (mla_rows.cuh) and references told earlier (mla_attend.cuh): kWhole, with the same bits. With fewer halves that takes
+// longer.
 // Cost, FP8 rows on an H200: 410 TFLOP/s with 64 query rows of 128 heads, 400 with 102. A tile takes some 9,200 cycles:
 // gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the tensor cores 4,352, shared memory 6,000.
 // An item takes 7,400 to 8,600 more to leave its sums, tell and combine. docs/measurements/attention.md has the parts.
@@ -35,7 +37,7 @@ namespace {
 
 using namespace mla;
 
-template <RowFormat kFormat, Teams kTeams>
+template <RowFormat kFormat, Teams kTeams, bool kWhole>
 __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant__ AttendParams p,
                                                            const __grid_constant__ Work work,
                                                            const __grid_constant__ AttendExchange exchange,
@@ -58,16 +60,16 @@ __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant
     ptx::give_registers<kGatherRegisters<kFormat>>();
     const Split split(p, work, work.seat(shared.ticket, p.splits).rank);
     wait_for_kernel_before();
-    gather<kFormat>(p, work, split, shared.stretch, shared, errors);
+    gather<kFormat, kWhole>(p, work, split, shared.stretch, shared, errors);
   } else {
     ptx::take_registers<kConsumerRegisters<kFormat>>();
     const std::int32_t first = shared.stretch.first_item();
     load_query(p, query_row(p, work, first), work.first_head(first), shared);  // no verb before this one writes it
     wait_for_kernel_before();
     if constexpr (kTeams == Teams::deal) {
-      consume(p, work, exchange, shared);
+      consume<kWhole>(p, work, exchange, shared);
     } else {
-      consume_once(p, work, exchange, shared);
+      consume_once<kWhole>(p, work, exchange, shared);
     }
   }
 #endif
@@ -76,12 +78,16 @@ __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant
 using Kernel = void (*)(AttendParams, Work, AttendExchange, KernelErrorView);
 
 template <Teams kTeams>
-Kernel kernel_of(RowFormat format) {
-  return format == RowFormat::fp8_656 ? attend_sm90<RowFormat::fp8_656, kTeams>
-                                      : attend_sm90<RowFormat::bf16_1152, kTeams>;
+Kernel kernel_of(RowFormat format, bool whole) {
+  if (format == RowFormat::bf16_1152) {
+    return attend_sm90<RowFormat::bf16_1152, kTeams, false>;
+  }
+  return whole ? attend_sm90<RowFormat::fp8_656, kTeams, true> : attend_sm90<RowFormat::fp8_656, kTeams, false>;
 }
-Kernel kernel_for(RowFormat format, Teams teams) {
-  return teams == Teams::once ? kernel_of<Teams::once>(format) : kernel_of<Teams::deal>(format);
+/// `whole`: selections are one split. That this is so is not compiled into what is common to all launches: with less of
+/// it there, the compiler orders the gathering loop worse, and a call takes 3% longer.
+Kernel kernel_for(RowFormat format, Teams teams, bool whole) {
+  return teams == Teams::once ? kernel_of<Teams::once>(format, whole) : kernel_of<Teams::deal>(format, whole);
 }
 
 void require_aligned(const char* what, const void* pointer) {
@@ -100,7 +106,7 @@ AttendSm90Plan plan_attend_sm90(const ShapeView& shape, std::int32_t splits, std
     return {};
   }
   for (const Teams teams : {Teams::deal, Teams::once}) {
-    ECHO_CUDA_CHECK(cudaFuncSetAttribute(kernel_for(shape.row_format, teams),
+    ECHO_CUDA_CHECK(cudaFuncSetAttribute(kernel_for(shape.row_format, teams, splits == 1),
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   }
   int multiprocessors = 0;
@@ -125,8 +131,8 @@ int launch_attend_sm90(const AttendParams& params, const AttendSm90Plan& plan, c
   }
   const Work work = Work::of(params.shape, params.block.count, plan.splits, plan.teams);
   const std::int32_t blocks = work.deal.teams * plan.splits;
-  launch_early(context, kernel_for(params.shape.row_format, work.teams()), blocks_for(blocks, 1), kThreads,
-               sizeof(Shared), params, work, exchange, context.errors);
+  launch_early(context, kernel_for(params.shape.row_format, work.teams(), plan.splits == 1), blocks_for(blocks, 1),
+               kThreads, sizeof(Shared), params, work, exchange, context.errors);
   return blocks;
 }
 

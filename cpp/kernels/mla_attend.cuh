@@ -12,6 +12,7 @@
 // its warps could see differently: all four have to start the same products.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/mla_heads.cuh"
 
@@ -33,10 +34,19 @@ __device__ __forceinline__ void end_half(std::uint32_t half, Shared& shared, Att
 }
 
 __device__ __forceinline__ int weights_barrier(std::uint32_t half) { return kWeightsBarrier + static_cast<int>(half); }
+__device__ __forceinline__ int told_barrier(std::uint32_t half) { return kToldBarrier + static_cast<int>(half); }
+
+/// The thread's two factors of a half that were told.
+__device__ __forceinline__ void load_factors(const Shared& shared, std::uint32_t half, float (&factors)[2]) {
+  const std::uint32_t at = ptx::shared_address(&shared.factors[half][first_head()]);
+  factors[0] = __int_as_float(ptx::load_shared_volatile(at));
+  factors[1] = __int_as_float(ptx::load_shared_volatile(at + 8 * sizeof(float)));
+}
 
 /// The warpgroup's own half, which has arrived. References are the maxima so far: ones that lag behind would save
 /// rescaling, but the largest weight of a head would be rounded too, not just 1, and the largest error of a head would
 /// grow from 1.9e-3 to 2.8e-3.
+template <bool kWhole>
 __device__ __forceinline__ void attend_own(float scale, std::uint32_t half, std::uint64_t entries, Shared& shared,
                                            Attention& attention) {
   float logits[kLogits];
@@ -51,29 +61,57 @@ __device__ __forceinline__ void attend_own(float scale, std::uint32_t half, std:
   if (lane_index() % 4 == 0) {
     shared.references[half][first_head()] = references[0];
     shared.references[half][first_head() + 8] = references[1];
+    if constexpr (kWhole) {
+      shared.factors[half][first_head()] = factors[0];
+      shared.factors[half][first_head() + 8] = factors[1];
+    }
   }
-  const Weights weights(logits, attention.reference, attention.sum);
+  if constexpr (kWhole) {
+    announce_aligned(told_barrier(half), kConsumers);
+  } else {
+    rescale_sums(factors, attention);
+  }
+  const Weights weights(logits, attention.reference, attention.sum, std::bool_constant<!kWhole>());
   weights.store(ptx::shared_address(shared.rows[half]) + kRopeOffset);
   ptx::fence_proxy_async();
   announce_aligned(weights_barrier(half), kConsumers);
+  if constexpr (kWhole) {  // what the other warpgroup does not wait for; factors meanwhile took no registers
+    load_factors(shared, half, factors);
+    rescale_sums(factors, attention);
+    weights.add_to(attention.sum);
+  }
   rescale(factors, attention.out);
   add_rows(weights, values_of(shared, half, half), attention.out);
   end_half(half, shared, attention);
 }
 
 /// The other warpgroup's: with its references and weights.
+template <bool kWhole>
 __device__ __forceinline__ void attend_other(std::uint32_t half, Shared& shared, Attention& attention) {
-  join_aligned(weights_barrier(half), kConsumers);
+  join_aligned(kWhole ? told_barrier(half) : weights_barrier(half), kConsumers);
   const float references[2] = {shared.references[half][first_head()], shared.references[half][first_head() + 8]};
   float factors[2];
-  refer(attention, references, factors);
+  if constexpr (kWhole) {
+    load_factors(shared, half, factors);
+    attention.reference[0] = references[0];
+    attention.reference[1] = references[1];
+  } else {
+    refer(attention, references, factors);
+  }
+  rescale_sums(factors, attention);
   rescale(factors, attention.out);
+  if constexpr (kWhole) {
+    ptx::pin(attention.out);
+    join_aligned(weights_barrier(half), kConsumers);
+  }
   const std::uint64_t weights = ptx::k_major(ptx::shared_address(shared.rows[half]) + kRopeOffset);
   add_rows(ptx::worked_out_here(weights), values_of(shared, half, half ^ 1U), attention.out);
   end_half(half, shared, attention);
 }
 
-/// One tile of consuming warpgroup `group`.
+/// One tile of consuming warpgroup `group`. `kWhole`: references are told before the weights are there, so that the
+/// other warpgroup has rescaled by then.
+template <bool kWhole>
 __device__ __forceinline__ void attend_tile(float scale, std::uint32_t group, std::uint32_t parity, Shared& shared,
                                             Attention& attention) {
 #pragma unroll 1  // once in the code: each layer fetches it anew
@@ -84,9 +122,9 @@ __device__ __forceinline__ void attend_tile(float scale, std::uint32_t group, st
     if (entries == 0) {
       release(half, shared);
     } else if (half == group) {
-      attend_own(scale, half, entries, shared, attention);
+      attend_own<kWhole>(scale, half, entries, shared, attention);
     } else {
-      attend_other(half, shared, attention);
+      attend_other<kWhole>(half, shared, attention);
     }
   }
 }

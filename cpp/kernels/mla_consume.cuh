@@ -14,6 +14,7 @@ namespace echo::mla {
 
 /// A consuming warpgroup; the first query is on its way. What is needed once per item is read anew for it: it would
 /// take registers from the tiles.
+template <bool kWhole>
 __device__ __forceinline__ void consume(const AttendParams& p, const Work& work, const AttendExchange& exchange,
                                         Shared& shared) {
   const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
@@ -41,7 +42,7 @@ __device__ __forceinline__ void consume(const AttendParams& p, const Work& work,
     }
 #pragma unroll 1
     for (left += 2 * static_cast<std::uint32_t>(stretch.tiles_of(item)); left > 1; left = (left - 2) ^ 1U) {
-      attend_tile(scale, group, left & 1U, shared, attention);
+      attend_tile<kWhole>(scale, group, left & 1U, shared, attention);
     }
     const auto load_next = [&] {
       const std::int32_t next = stretch.item_after(item);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/elements.cuh"
 #include "kernels/mla_tile.cuh"
@@ -142,7 +143,7 @@ __device__ __forceinline__ void scale_logits(float (&logits)[kLogits], float sca
   most[1] = most_of_head(most[1]);
 }
 
-/// Moves to other references; returns in `factors` what sums and outputs so far are multiplied by, the sums being done.
+/// Moves to other references; returns in `factors` what sums and outputs so far are multiplied by.
 __device__ __forceinline__ void refer(Attention& attention, const float (&references)[2], float (&factors)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -150,8 +151,11 @@ __device__ __forceinline__ void refer(Attention& attention, const float (&refere
     const bool same = attention.reference[i] == references[i];
     factors[i] = same ? 1.0F : ptx::exp2_approx(attention.reference[i] - references[i]);
     attention.reference[i] = references[i];
-    attention.sum[i] *= factors[i];
   }
+}
+__device__ __forceinline__ void rescale_sums(const float (&factors)[2], Attention& attention) {
+  attention.sum[0] *= factors[0];
+  attention.sum[1] *= factors[1];
 }
 /// Always: where a factor is not 1 differs between the warps of a warpgroup, which have to go the same way.
 __device__ __forceinline__ void rescale(const float (&factors)[2], float (&out)[kOutputs]) {
@@ -165,9 +169,11 @@ __device__ __forceinline__ void rescale(const float (&factors)[2], float (&out)[
 struct Weights {
   std::uint32_t steps[kSteps][4];
 
-  /// 2^(logit - reference); what the sum counts are the rounded weights, so that they and the outputs stay in
-  /// proportion.
-  __device__ __forceinline__ Weights(const float (&logits)[kLogits], const float (&references)[2], float (&sum)[2]) {
+  /// 2^(logit - reference). What the sum counts, here if `now`, else with add_to(), are the rounded weights, so that
+  /// they and the outputs stay in proportion.
+  template <bool kNow>
+  __device__ __forceinline__ Weights(const float (&logits)[kLogits], const float (&references)[2], float (&sum)[2],
+                                     std::bool_constant<kNow> /*now*/) {
     float origin[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -179,8 +185,17 @@ struct Weights {
       const float first = ptx::exp2_approx(logits[i] - origin[head]);
       const float second = ptx::exp2_approx(logits[i + 1] - origin[head]);
       const std::uint32_t pair = ptx::to_bf16x2(first, second);
-      sum[head] += float_of(pair << 16) + float_of(pair & 0xFFFF0000U);
+      if constexpr (kNow) {
+        sum[head] += float_of(pair << 16) + float_of(pair & 0xFFFF0000U);
+      }
       steps[i / 8][i / 2 % 4] = pair;
+    }
+  }
+  __device__ __forceinline__ void add_to(float (&sum)[2]) const {
+#pragma unroll
+    for (int i = 0; i < kLogits; i += 2) {
+      const std::uint32_t pair = steps[i / 8][i / 2 % 4];
+      sum[head_of(i)] += float_of(pair << 16) + float_of(pair & 0xFFFF0000U);
     }
   }
   /// Puts them where the other warpgroup finds them: the rope atom of their half.

@@ -85,6 +85,7 @@ class SoleMeeting {
 };
 
 /// A consuming warpgroup; the query is on its way.
+template <bool kWhole>
 __device__ __forceinline__ void consume_once(const AttendParams& p, const Work& work, const AttendExchange& exchange,
                                              Shared& shared) {
   const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
@@ -96,7 +97,7 @@ __device__ __forceinline__ void consume_once(const AttendParams& p, const Work& 
   const auto tiles = static_cast<std::uint32_t>(__shfl_sync(kAllLanes, shared.stretch.length, 0));
 #pragma unroll 1
   for (std::uint32_t tile = 0; tile < tiles; ++tile) {
-    attend_tile(scale, group, tile & 1U, shared, attention);
+    attend_tile<kWhole>(scale, group, tile & 1U, shared, attention);
   }
   // Nobody reads the query any more: products are complete for all warps of a warpgroup at once, and the warpgroup
   // whose half was last has said with the weights that its logits are.

@@ -46,6 +46,7 @@ static_assert(kConsumers == kGatherers);
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kGatherBarrier = 2;
 inline constexpr int kWeightsBarrier = 3;  ///< and the next, one for each half
+inline constexpr int kToldBarrier = 5;     ///< likewise
 
 /// Byte of 16-byte chunk `chunk` (0 to 7) of row `row` in an atom.
 __device__ __forceinline__ std::uint32_t chunk_place(std::uint32_t row, std::uint32_t chunk) {
@@ -59,6 +60,7 @@ struct Shared {
   std::byte query[kMatrixBytes];
   std::byte rows[kHalves][kMatrixBytes];
   float references[kHalves][kHeads];  ///< what the weights of a half are relative to
+  float factors[kHalves][kHeads];     ///< and what is multiplied by to move there, where references are told early
   float sums[kHalves][kHeads];        ///< of weights, by warpgroup: of its halves of the tiles
   std::uint64_t entries[kHalves];     ///< bit i: entry i of a half has a row; where none has, the half is passed over
   std::uint64_t coming[kComing][kHalves];  ///< the same of tiles to come, for the gathering warps

@@ -49,10 +49,11 @@ __device__ void dump_logits(const Dump& dump, std::uint32_t group, Shared& share
   }
 }
 
+template <bool kWhole>
 __device__ void dump_sums(const Dump& dump, std::uint32_t group, std::int32_t tiles, Shared& shared) {
   Attention attention;
   for (std::int32_t tile = 0; tile < tiles; ++tile) {
-    attend_tile(kScale * 1.44269504F, group, static_cast<std::uint32_t>(tile) & 1U, shared, attention);
+    attend_tile<kWhole>(kScale * 1.44269504F, group, static_cast<std::uint32_t>(tile) & 1U, shared, attention);
   }
   const float sums[2] = {sum_of_head(attention.sum[0]), sum_of_head(attention.sum[1])};
   for (int i = 0; i < 2; ++i) {
@@ -68,7 +69,7 @@ __device__ void dump_sums(const Dump& dump, std::uint32_t group, std::int32_t ti
   }
 }
 
-template <RowFormat kFormat, Stage kStage>
+template <RowFormat kFormat, bool kWhole, Stage kStage>
 __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__ AttendParams p, KernelErrorView errors,
                                                          Dump dump) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -90,7 +91,7 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     ptx::give_registers<kGatherRegisters<kFormat>>();
-    gather<kFormat>(p, work, split, shared.stretch, shared, errors);
+    gather<kFormat, kWhole>(p, work, split, shared.stretch, shared, errors);
   } else {
     ptx::take_registers<kConsumerRegisters<kFormat>>();
     const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);
@@ -103,7 +104,7 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
     } else if constexpr (kStage == Stage::logits) {
       dump_logits(dump, group, shared);
     } else {
-      dump_sums(dump, group, tiles, shared);
+      dump_sums<kWhole>(dump, group, tiles, shared);
     }
   }
 #endif
@@ -136,7 +137,7 @@ std::uint32_t word_at(const std::vector<std::byte>& bytes, std::size_t at) {
 }
 
 template <Stage kStage>
-Result run_case(const Case& input) {
+Result run_case(const Case& input, bool whole) {
   const DeviceCopy pool(input.pool);
   const DeviceCopy slots(input.slots);
   const DeviceCopy q(input.q);
@@ -161,8 +162,9 @@ Result run_case(const Case& input) {
   p.slots = slots.data;
   p.splits = 1;
   const KernelErrors errors;
-  const auto kernel = input.format == RowFormat::fp8_656 ? run_stage<RowFormat::fp8_656, kStage>
-                                                         : run_stage<RowFormat::bf16_1152, kStage>;
+  const auto kernel = input.format == RowFormat::bf16_1152 ? run_stage<RowFormat::bf16_1152, false, kStage>
+                      : whole                              ? run_stage<RowFormat::fp8_656, true, kStage>
+                                                           : run_stage<RowFormat::fp8_656, false, kStage>;
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   kernel<<<1, kThreads, sizeof(Shared)>>>(p, errors.view(),
@@ -236,16 +238,16 @@ double Case::logit(int head, std::int32_t slot) const {
   return sum;
 }
 
-Result run(Stage stage, const Case& input) {
+Result run(Stage stage, const Case& input, bool whole) {
   switch (stage) {
     case Stage::rows:
-      return run_case<Stage::rows>(input);
+      return run_case<Stage::rows>(input, whole);
     case Stage::logits:
-      return run_case<Stage::logits>(input);
+      return run_case<Stage::logits>(input, whole);
     case Stage::sums:
       break;
   }
-  return run_case<Stage::sums>(input);
+  return run_case<Stage::sums>(input, whole);
 }
 
 }  // namespace echo::mla_stages

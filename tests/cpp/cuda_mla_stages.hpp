@@ -37,6 +37,7 @@ struct Result {
   std::vector<float> logits, out, references, sums;
 };
 
-Result run(Stage stage, const Case& input);
+/// `whole`: as launches whose selections are one split do it; with FP8 rows.
+Result run(Stage stage, const Case& input, bool whole);
 
 }  // namespace echo::mla_stages

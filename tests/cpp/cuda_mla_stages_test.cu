@@ -22,7 +22,13 @@ namespace {
 
 using namespace mla;
 
-class CudaMlaStages : public ::testing::TestWithParam<RowFormat> {
+/// How rows are stored, and whether the kernel is the one for selections that are one split.
+struct Way {
+  RowFormat format;
+  bool whole;
+};
+
+class CudaMlaStages : public ::testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
     int major = 0;
@@ -60,21 +66,21 @@ void expect_rows(const Case& input, const Result& result) {
 }
 
 TEST_P(CudaMlaStages, RowsLieWhereTheTensorCoresReadThem) {
-  const Case input(GetParam(), 1, 1);
-  const Result result = run(Stage::rows, input);
+  const Case input(GetParam().format, 1, 1);
+  const Result result = run(Stage::rows, input, GetParam().whole);
   expect_rows(input, result);
   EXPECT_EQ(result.entries, (std::vector<std::uint64_t>{~0ULL, ~0ULL}));
 }
 
 TEST_P(CudaMlaStages, EntriesWithoutARowReadAsZeros) {
-  Case input(GetParam(), 1, 2);
+  Case input(GetParam().format, 1, 2);
   std::mt19937 engine(3);
   for (std::size_t i = 0; i < input.slots.size(); ++i) {
     if (i % kHalf > 60 || engine() % 3 == 0) {
       input.slots[i] = kNone;
     }
   }
-  const Result result = run(Stage::rows, input);
+  const Result result = run(Stage::rows, input, GetParam().whole);
   expect_rows(input, result);
   for (int entry = 0; entry < kTile; ++entry) {
     EXPECT_EQ(result.entries[static_cast<std::size_t>(entry / kHalf)] >> (entry % kHalf) & 1U,
@@ -82,18 +88,18 @@ TEST_P(CudaMlaStages, EntriesWithoutARowReadAsZeros) {
         << entry;
   }
   input.slots.assign(kTile, kNone);
-  const Result empty = run(Stage::rows, input);
+  const Result empty = run(Stage::rows, input, GetParam().whole);
   EXPECT_EQ(empty.entries, (std::vector<std::uint64_t>{0, 0}));
 }
 
 TEST_P(CudaMlaStages, AnyCodeAndAnyScale) {
-  const Case input(GetParam(), 1, 4, true);  // NaN codes, scales that are no powers of two, or none at all
-  expect_rows(input, run(Stage::rows, input));
+  const Case input(GetParam().format, 1, 4, true);  // NaN codes, scales that are no powers of two, or none at all
+  expect_rows(input, run(Stage::rows, input, GetParam().whole));
 }
 
 TEST_P(CudaMlaStages, Logits) {
-  const Case input(GetParam(), 1, 5);
-  const Result result = run(Stage::logits, input);
+  const Case input(GetParam().format, 1, 5);
+  const Result result = run(Stage::logits, input, GetParam().whole);
   for (int entry = 0; entry < kTile; ++entry) {
     for (int head = 0; head < kHeads; head += 3) {
       const double expected = input.logit(head, input.slots[static_cast<std::size_t>(entry)]);
@@ -142,22 +148,22 @@ void expect_sums(const Case& input, const Result& result) {
 }
 
 TEST_P(CudaMlaStages, SumsOfOneTile) {
-  const Case input(GetParam(), 1, 6);
-  expect_sums(input, run(Stage::sums, input));
+  const Case input(GetParam().format, 1, 6);
+  expect_sums(input, run(Stage::sums, input, GetParam().whole));
 }
 
 TEST_P(CudaMlaStages, SumsOfOneTileWithGaps) {
-  Case input(GetParam(), 1, 7);
+  Case input(GetParam().format, 1, 7);
   for (std::size_t i = 0; i < input.slots.size(); i += 3) {
     input.slots[i] = kNone;
   }
-  expect_sums(input, run(Stage::sums, input));
+  expect_sums(input, run(Stage::sums, input, GetParam().whole));
 }
 
 TEST_P(CudaMlaStages, SumsOfSeveralTiles) {
-  Case input(GetParam(), 5, 8);
+  Case input(GetParam().format, 5, 8);
   std::fill_n(input.slots.begin() + kTile, kTile, kNone);  // one is passed over, the halves before and after are full
-  expect_sums(input, run(Stage::sums, input));
+  expect_sums(input, run(Stage::sums, input, GetParam().whole));
 }
 
 TEST(CudaMlaPlan, TakesWhatTheKernelIsMadeFor) {
@@ -240,10 +246,13 @@ TEST(CudaMlaPlan, RefusesArraysThatAreNotAligned) {
   EXPECT_THROW(launch_attend_sm90(p, {.splits = 1, .teams = 1}, {}, nowhere), InvalidArgument);
 }
 
-std::string name_of(const ::testing::TestParamInfo<RowFormat>& parameter) {
-  return std::string(to_string(parameter.param));
+std::string name_of(const ::testing::TestParamInfo<Way>& parameter) {
+  return std::string(to_string(parameter.param.format)) + (parameter.param.whole ? "_whole" : "");
 }
-INSTANTIATE_TEST_SUITE_P(Formats, CudaMlaStages, ::testing::Values(RowFormat::fp8_656, RowFormat::bf16_1152), name_of);
+INSTANTIATE_TEST_SUITE_P(Formats, CudaMlaStages,
+                         ::testing::Values(Way{RowFormat::fp8_656, false}, Way{RowFormat::fp8_656, true},
+                                           Way{RowFormat::bf16_1152, false}),
+                         name_of);
 
 }  // namespace
 }  // namespace echo::mla_stages
