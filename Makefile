@@ -1,7 +1,10 @@
 # Everything from a bare machine: needs Python >= 3.10 and a C++20 compiler; nvcc is optional.
 #   make demo                     set up .venv, build, install, run `echo-kv demo`
 #   make demo ARGS="--json FILE"  the same with arguments
-#   make test                     the same, then the Python tests (ARGS goes to pytest)
+#   make test                     the same, then the Python tests, some five minutes (ARGS goes to pytest); what a machine
+#                                 without a GPU cannot run is skipped
+#   make cpp-test                 the C++ tests under sanitizers, without CUDA: two minutes, needs CMake and GoogleTest
+#   make cpp-test-release         the same optimised and with the CUDA backend, where the installed build has it
 #   ECHO_CUDA=ON|OFF|AUTO         whether the CUDA backend is built (AUTO: where nvcc is found)
 
 PYTHON ?= python3
