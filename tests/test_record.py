@@ -168,6 +168,8 @@ def test_layers_can_be_left_out(record):
 )
 def test_it_refuses_by_name(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    for load in ("tiny_model", "tiny_dsa_model"):
+        monkeypatch.setattr(f"echo.hf.{load}", lambda *_, **__: pytest.fail("a model was loaded"))
     (tmp_path / "short.txt").write_text("x" * 40)
     (tmp_path / "latin1.txt").write_bytes(b"\xfc")
     assert cli.main(["record", "--out", "t.npz", "--model", "random", "--device", "cpu", *arguments]) == 1

@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
         f"selections like {asked.regime}",
         flush=True,
     )
+    if options.quick is None and asked.quick:
+        print("on the CPU everything is scaled down (--quick); --no-quick takes the sizes of a GPU")
     for name, reason in asked.left_out.items():
         print(f"{name} is left out: {reason}")
     cases: list[Case] = []
@@ -64,10 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(asked: Options, group: Sequence[System]) -> list[Case]:
     """Systems that share a runtime."""
-    try:
-        from echo.bench.serve import Server
-    except ImportError as error:
-        raise echo.NotSupported(f"bench: {error}; pip install 'echo-kv[torch]'") from error
+    from echo.bench.serve import Server
+
     load, shape = asked.load, asked.shape
     stretches = [system.stretches(load) for system in group]
     most = max(len(stretch.running) for each in stretches for stretch in each)
