@@ -177,6 +177,7 @@ def test_a_table_a_picture_and_figures(capsys, tmp_path):
     report, plot = tmp_path / "r.json", tmp_path / "p.png"
     assert cli.main([*SMALL, "--device", "cpu", "--json", str(report), "--plot", str(plot), "--added", "0,20"]) == 0
     out = capsys.readouterr().out
+    assert all(f"{head}: " in out for head in ("missed", "ahead", "spread"))
     assert plot.stat().st_size > 5000 and "modelled" not in out.splitlines()[0]
     figures = json.loads(report.read_text())
     cases = figures["cases"]

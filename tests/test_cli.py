@@ -203,7 +203,10 @@ def test_sizes_are_read_and_written():
 def test_the_doctor_says_what_runs_and_what_is_set_in_vain(capsys, monkeypatch):
     monkeypatch.setenv("ECHO_MAX_BATHC", "4")
     _, out, _ = run(capsys, "doctor")
-    assert echo.build_info() in out and "ECHO_MAX_BATHC is set, but there is no such setting" in out
+    assert (
+        echo.build_info() in out
+        and "ECHO_MAX_BATHC is set, but there is no such setting; did you mean ECHO_MAX_BATCH?" in out
+    )
     assert "runs on the CPU: " in out or "runs on the GPU: " in out
 
 

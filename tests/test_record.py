@@ -51,7 +51,9 @@ def fed(monkeypatch):
 
 def test_the_trained_model_reads_the_essay_that_ships(capsys, record, fed):
     trace = record("--tokens", "500", "--new-tokens", "20", model="trained")
-    assert "20 steps, 5 layers, top-256 of 501 to 520 tokens" in capsys.readouterr().out
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(echo.build_info()) and first.endswith(": 500 tokens, then 20 steps")
+    assert "20 steps, 5 layers, top-256 of 501 to 520 tokens" in last
     assert (trace.model, trace.text, trace.ranks) == ("tiny_dsa", "memory.txt; 500 tokens prefilled", 520)
     assert trace.positions.min() >= 0 and np.isfinite(trace.kth_score).all()
     start, _, nats = trace.notes.partition(", ")

@@ -24,7 +24,8 @@ def device_of(name: str) -> str:
         InvalidArgument: naming `device`.
         NotSupported: naming `device`, if it is not there.
     """
-    with Runtime(ModelShape.tiny(), device=name, host_tokens=64, max_batch=1) as runtime:
+    sizes = {"host_tokens": 64, "max_batch": 1, "gpu_slots": 0, "host_row_stride": 0}  # variables mean other shapes
+    with Runtime(ModelShape.tiny(), device=name, **sizes) as runtime:
         return runtime.device
 
 

@@ -95,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
         raise echo.InvalidArgument(f"ranks: {ranks} given, expected 0 or at least {top_k} (top-k)")
     encoded = [(name, encode(text)) for name, text in texts]
     prompt, following = (_turns if options.turn_every else _joined)(options, encoded)
+    print(f"{echo.build_info()}, on {device}: {options.tokens:,} tokens, then {options.new_tokens} steps", flush=True)
     recorder = SelectionRecorder(config.num_hidden_layers, min(ranks, max(top_k, capacity)))
     model = hf.DsaModel(load(), observer=recorder)
     nats = _decode(model, device, prompt, None if options.following == "model" else following, options, recorder)

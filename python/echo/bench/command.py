@@ -139,7 +139,9 @@ def _how(asked: Options) -> str:
         f"{counted(asked.shape.layers, 'layer')}.\nPut together: the schedule; steps that were not run take as long as "
         "the second half of those that were, batches\nas long as others of their size. Filling contexts is not timed. "
         "Modelled: the time added, all that is not attention; a\nreal one grows with the batch. Ratios are to resident "
-        "at the same pool."
+        "at the same pool.\nOf selected rows, missed: fetched when a layer asked for them, in all steps / in the second"
+        " half of those that were run;\nahead: fetched before, all / those that were not selected then. spread: of the "
+        "runs of one batch size, longest less\nshortest, over the mean."
     )
 
 

@@ -1,6 +1,6 @@
 """Hugging Face models with DeepSeek sparse attention (DeepSeek-V3.2, GLM-5), their KV in a Runtime.
 
-    model = echo.hf.DsaModel.from_pretrained("checkpoint", device="cuda")
+    model = echo.hf.DsaModel.from_pretrained("checkpoint")
     with echo.Runtime(model.shape(), host_tokens=200_000, max_batch=4) as rt:
         texts = echo.hf.generate(rt, model, prompts, max_new_tokens=128)
 
