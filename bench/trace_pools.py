@@ -70,7 +70,7 @@ def decoded(
 def cases_of(name: str, trace: Trace, tokens: list[int], pools: Sequence[float]) -> list[dict[str, Any]]:
     """One case for each pool; ValueError if the selections are not those of the trace."""
     prompt = int(trace.context[0]) - 1
-    network = hf.tiny_dsa_model()
+    network = hf.tiny_dsa_model(device="cpu")
     kv = prefilled(hf.DsaModel(network), tokens[:prompt])
     following = tokens[prompt : prompt + trace.steps]
     slots = [slots_of(trace, pool) for pool in pools]

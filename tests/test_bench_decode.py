@@ -177,6 +177,7 @@ def test_a_table_a_picture_and_figures(capsys, tmp_path):
     report, plot = tmp_path / "r.json", tmp_path / "p.png"
     assert cli.main([*SMALL, "--device", "cpu", "--json", str(report), "--plot", str(plot), "--added", "0,20"]) == 0
     out = capsys.readouterr().out
+    assert all(f"{head}: " in out for head in ("missed", "ahead", "spread"))
     assert plot.stat().st_size > 5000 and "modelled" not in out.splitlines()[0]
     figures = json.loads(report.read_text())
     cases = figures["cases"]
@@ -251,3 +252,13 @@ def test_it_is_recorded(monkeypatch, tmp_path):
 def test_nonsense_is_refused_by_name(capsys, flag, value, named):
     assert cli.main([*SMALL, "--device", "cpu", f"{flag}={value}"]) == 1
     assert capsys.readouterr().err.startswith(f"echo-kv bench decode: {named}: ")
+
+
+def test_on_the_cpu_everything_is_scaled_down_unless_asked_for(capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr("echo.bench.command.measure", lambda asked, _: seen.append(asked) or [])
+    monkeypatch.setattr("echo.bench.tables.print_table", lambda *_: None)
+    for flags, quick in (((), True), (("--quick",), True), (("--no-quick",), False)):
+        assert cli.main(["bench", "decode", "--systems", "resident", "--device", "cpu", *flags]) == 0
+        assert seen[-1].quick == quick and seen[-1].shape.layers == (2 if quick else 61)
+        assert ("--no-quick takes" in capsys.readouterr().out) == (not flags)

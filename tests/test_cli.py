@@ -93,6 +93,34 @@ def test_torchs_threads_do_not_spin():
         assert found.stdout.strip() == expected
 
 
+MISSING = [
+    (("profile",), "torch", 'torch is missing; pip install ".[hf]" in the source tree of echo'),
+    (("profile", "--synthetic"), "torch", "torch is missing; pip install torch"),
+    (("bench", "decode", "--quick"), "torch", "torch is missing; pip install torch"),
+    (("record", "--out", "t.npz"), "torch", 'torch is missing; pip install ".[hf]" in the source tree of echo'),
+    (("record", "--out", "t.npz"), "transformers", 'transformers is missing; pip install ".[hf]"'),
+    (("demo",), "torch", 'torch is missing; pip install ".[demo]" in the source tree of echo'),
+    (("demo",), "matplotlib", 'matplotlib is missing; pip install ".[demo]" in the source tree of echo'),
+    (("policies", "glm", "--plot", "p.png"), "matplotlib", "plot: matplotlib is missing; pip install matplotlib"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "package", "expected"), MISSING)
+def test_packages_that_are_missing_are_named_in_one_line(tmp_path, arguments, package, expected):
+    program = f"import sys; sys.modules[{package!r}] = None; from echo import cli; sys.exit(cli.main({arguments!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    command = " ".join(("echo-kv", *(word for word in arguments[:2] if word in ("bench", "decode", arguments[0]))))
+    assert done.returncode == 1 and line.startswith(f"{command}: {expected}")
+
+
+def test_what_echo_hf_needs_is_told():
+    program = "import sys; sys.modules['transformers'] = None; import echo.hf"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: echo.hf: transformers is missing; ") and 'pip install ".[hf]"' in last
+
+
 def test_files_that_fail_and_memory_that_is_missing_are_no_tracebacks(capsys, monkeypatch):
     for error in (OSError(28, "No space left on device"), MemoryError("Unable to allocate 3 TiB")):
         monkeypatch.setattr("echo.cli._print_cmake_dir", lambda _, error=error: (_ for _ in ()).throw(error))
@@ -175,7 +203,10 @@ def test_sizes_are_read_and_written():
 def test_the_doctor_says_what_runs_and_what_is_set_in_vain(capsys, monkeypatch):
     monkeypatch.setenv("ECHO_MAX_BATHC", "4")
     _, out, _ = run(capsys, "doctor")
-    assert echo.build_info() in out and "ECHO_MAX_BATHC is set, but there is no such setting" in out
+    assert (
+        echo.build_info() in out
+        and "ECHO_MAX_BATHC is set, but there is no such setting; did you mean ECHO_MAX_BATCH?" in out
+    )
     assert "runs on the CPU: " in out or "runs on the GPU: " in out
 
 

@@ -50,3 +50,14 @@ def test_a_device_is_named_as_a_runtime_would():
     assert decoding.device_of("cpu") == "cpu"
     with pytest.raises(echo.InvalidArgument, match="^device: "):
         decoding.device_of("tpu")
+
+
+def test_a_model_goes_where_a_runtime_does(monkeypatch):
+    with echo.Runtime(echo.ModelShape.tiny(), host_tokens=64, max_batch=1) as runtime:
+        assert decoding.runtime_device() == runtime.device
+    monkeypatch.setenv("ECHO_DEVICE", "cpu")
+    monkeypatch.setenv("ECHO_HOST_ROW_STRIDE", "768")  # of another shape than the one that is tried
+    assert decoding.runtime_device() == "cpu"
+    monkeypatch.setenv("ECHO_DEVICE", "gpu")
+    with pytest.raises(echo.InvalidArgument, match="^ECHO_DEVICE: "):
+        decoding.runtime_device()

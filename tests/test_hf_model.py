@@ -214,3 +214,23 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     spread.lm_head.to("meta")
     with pytest.raises(echo.NotSupported, match=r"^model: spread"):
         hf.DsaModel(spread)
+
+
+@pytest.mark.parametrize("given", ["deepseek-ai/DeepSeek-V3.2", None, 3])
+def test_what_is_no_model_is_refused(given: object) -> None:
+    with pytest.raises(echo.InvalidArgument, match=r"^model: .* given, expected a model of transformers"):
+        hf.DsaModel(given)
+
+
+def test_a_pass_on_another_device_is_refused(make_runtime: MakeRuntime) -> None:
+    dsa = hf.DsaModel(hf.tiny_model(0, device="meta"))
+    rt = make_runtime(dsa.shape())
+    session = rt.open_session(64)
+    expected = f"^device: the model is on meta, the runtime on {rt.device}"
+    for call in (
+        lambda: rt.prefill(session, [1, 2], dsa.forward),
+        lambda: rt.capture(dsa.forward, [1]),
+    ):
+        with pytest.raises(echo.InvalidArgument, match=expected):
+            call()
+    assert session.length == 0

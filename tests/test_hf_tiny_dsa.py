@@ -65,7 +65,7 @@ def device() -> str:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return hf.tiny_dsa_model()
+    return hf.tiny_dsa_model(device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_it_is_what_transformers_loads(model: Any, prompts: list[list[int]]) -> 
 
 
 def test_both_types_have_the_weights_as_they_are_stored(model: Any) -> None:
-    stored = hf.tiny_dsa_model(dtype=torch.bfloat16).state_dict()
+    stored = hf.tiny_dsa_model(dtype=torch.bfloat16, device="cpu").state_dict()
     assert all(torch.equal(weights, stored[name].float()) for name, weights in model.state_dict().items())
 
 
@@ -92,7 +92,7 @@ def test_the_tokenizer_gives_text_back() -> None:
     ids = tokenizer(CODE)["input_ids"]
     assert tokenizer.decode(ids) == CODE
     assert 256 < len(ids) < 0.6 * len(CODE)
-    assert max(ids) < tokenizer.vocab_size == hf.tiny_dsa_model().config.vocab_size
+    assert max(ids) < tokenizer.vocab_size == hf.tiny_dsa_model(device="cpu").config.vocab_size
 
 
 def test_its_texts_through_echo_are_those_of_transformers(
@@ -120,7 +120,7 @@ def test_its_texts_through_echo_are_those_of_transformers(
 
 
 def test_it_loads_from_its_folder(make_runtime: Callable[..., echo.Runtime], prompts: list[list[int]]) -> None:
-    dsa = hf.DsaModel.from_pretrained(hf.tiny_dsa_path())
+    dsa = hf.DsaModel.from_pretrained(hf.tiny_dsa_path(), device="cpu")
     assert dsa.dtype == torch.bfloat16
     rt = make_runtime(dsa.shape(), gpu_slots=257, max_batch=1)
     assert len(hf.generate(rt, dsa, prompts[:1], max_new_tokens=4)[0]) <= 4
@@ -134,3 +134,12 @@ def test_missing_files_are_named(missing: str, tmp_path: Path, monkeypatch: pyte
     for load in (hf.tiny_dsa_path, hf.tiny_dsa_model, hf.tiny_dsa_tokenizer):
         with pytest.raises(echo.NotSupported, match=f"^tiny_dsa: {missing} missing in "):
             load()
+
+
+def test_it_goes_where_a_runtime_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which on a machine without GPUs is the CPU in any case: so another device stands for the runtime's."""
+    monkeypatch.setattr("echo.hf.tiny_dsa.runtime_device", lambda: "meta")
+    monkeypatch.setattr("echo.hf.model.runtime_device", lambda: "meta")
+    assert hf.tiny_dsa_model().device.type == "meta"
+    assert hf.DsaModel.from_pretrained(hf.tiny_dsa_path()).device.type == "meta"
+    assert hf.DsaModel.from_pretrained(hf.tiny_dsa_path(), device="cpu").device.type == "cpu"

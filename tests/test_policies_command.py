@@ -114,3 +114,10 @@ def test_the_command_refuses_by_name(capsys, tmp_path, monkeypatch, arguments, n
     monkeypatch.chdir(tmp_path)
     assert cli.main(["policies", *arguments]) == 1
     assert capsys.readouterr().err.startswith(f"echo-kv policies: {named}: ")
+
+
+def test_the_mark_is_explained_where_it_stands(capsys):
+    few = ("policies", "glm", "--steps", "40", "--top-k", "16", "--policies", "lru", "--pools")
+    full, growing_still = lines_of(capsys, *few, "1"), lines_of(capsys, *few, "1,16")
+    assert not any("*" in line for line in full) and full[-1].startswith("misses, % of selected rows")
+    assert sum("*" in line for line in growing_still) == 2 and "* first uses" in growing_still[-1]

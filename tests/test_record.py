@@ -51,7 +51,9 @@ def fed(monkeypatch):
 
 def test_the_trained_model_reads_the_essay_that_ships(capsys, record, fed):
     trace = record("--tokens", "500", "--new-tokens", "20", model="trained")
-    assert "20 steps, 5 layers, top-256 of 501 to 520 tokens" in capsys.readouterr().out
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(echo.build_info()) and first.endswith(": 500 tokens, then 20 steps")
+    assert "20 steps, 5 layers, top-256 of 501 to 520 tokens" in last
     assert (trace.model, trace.text, trace.ranks) == ("tiny_dsa", "memory.txt; 500 tokens prefilled", 520)
     assert trace.positions.min() >= 0 and np.isfinite(trace.kth_score).all()
     start, _, nats = trace.notes.partition(", ")
@@ -168,6 +170,8 @@ def test_layers_can_be_left_out(record):
 )
 def test_it_refuses_by_name(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    for load in ("tiny_model", "tiny_dsa_model"):
+        monkeypatch.setattr(f"echo.hf.{load}", lambda *_, **__: pytest.fail("a model was loaded"))
     (tmp_path / "short.txt").write_text("x" * 40)
     (tmp_path / "latin1.txt").write_bytes(b"\xfc")
     assert cli.main(["record", "--out", "t.npz", "--model", "random", "--device", "cpu", *arguments]) == 1

@@ -211,6 +211,9 @@ def test_the_command_on_other_traces(capsys, tmp_path):
         "--plot", str(tmp_path / "f.png"), "--json", str(tmp_path / "f.json"),
     )  # fmt: skip
     assert lines[-1] == "no scores: nothing to predict" and lines[3].endswith("*") and not lines[2].endswith("*")
+    assert any("* some pool was not full yet" in line for line in lines)
+    lines = lines_of(capsys, "replay", str(tmp_path / "trace.npz"), "--pools", "1", "--device", "cpu")
+    assert "counted in the second half of the steps" in lines
     report = json.loads((tmp_path / "f.json").read_text())
     assert report["pools"][0]["layers"][0]["forecasts"] == [] and report["runtime_average_off_by"] is None
     flat = synthetic.generate("glm", steps=20, top_k=8, ranks=24)

@@ -302,4 +302,25 @@ def test_batches_are_lists_that_grow(make_rig):
     assert echo.Batch([a.session, b.session], np.array([[1, 2], [3, 4]])).flat() == ([1, 2, 3, 4], 2)
     assert echo.Batch([a.session, b.session], torch.tensor([1, 2])).flat() == ([1, 2], 1)
     assert echo.Batch().flat() == ([], 1)
+    batch.tokens.append(7)
+    with pytest.raises(echo.InvalidArgument, match="^tokens: 3 entries given"):
+        batch.flat()
     assert echo.Batch().sessions is not echo.Batch().sessions
+
+
+def test_batches_that_no_step_would_take_are_not_made(make_runtime):
+    session = make_runtime(small_shape()).open_session(64)
+    for sessions, tokens, message in (
+        (session, 1, "^sessions: <Session .* given, expected a list of echo.Session objects"),
+        ([1], [1], "^sessions: 1 given, expected echo.Session objects"),
+        ([session], 1, "^tokens: 1 given, expected a list"),
+        ([session], [1, 2], "^tokens: 2 entries given, expected one for each of 1 sessions"),
+    ):
+        with pytest.raises(echo.InvalidArgument, match=message):
+            echo.Batch(sessions, tokens)
+
+
+@pytest.mark.parametrize("shape", ["deepseek_v32", None, {"layers": 2}])
+def test_a_shape_that_is_none_is_refused_by_name(shape):
+    with pytest.raises(echo.InvalidArgument, match="^shape: .* given, expected an echo.ModelShape"):
+        echo.Runtime(shape, host_tokens=64)

@@ -193,8 +193,10 @@ def test_settings_of_the_wrong_type_are_refused_by_name(name, value):
 
 def test_unknown_settings_are_refused_by_name():
     for make in (echo.RuntimeConfig, lambda **kw: echo.Runtime(small_shape(), **kw)):
-        with pytest.raises(echo.InvalidArgument, match="^gpu_slot: no such setting"):
+        with pytest.raises(echo.InvalidArgument, match=r"^gpu_slot: no such setting.*; did you mean gpu_slots\?$"):
             make(gpu_slot=3)
+        with pytest.raises(echo.InvalidArgument, match="^xyz: no such setting of the runtime$"):
+            make(xyz=3)
 
 
 OUT_OF_RANGE = [

@@ -93,8 +93,8 @@ void RuntimeImpl::capture(Forward forward, const std::vector<std::int32_t>& batc
     throw InvalidArgument("forward: none given");
   }
   if (query_rows < 1 || query_rows > plan_.config.query_rows) {
-    throw InvalidArgument("query_rows: " + std::to_string(query_rows) + " given, expected 1 to " +
-                          std::to_string(plan_.config.query_rows));
+    throw InvalidArgument("query_rows: " + std::to_string(query_rows) +
+                          " given, expected 1 to query_rows = " + std::to_string(plan_.config.query_rows));
   }
   if (batch_sizes.empty()) {
     throw InvalidArgument("batch_sizes: none given");
@@ -135,8 +135,8 @@ void RuntimeImpl::check_batch(const Batch& batch) const {
                           " given, expected at most max_batch = " + std::to_string(plan_.config.max_batch));
   }
   if (batch.query_rows < 1 || batch.query_rows > plan_.config.query_rows) {
-    throw InvalidArgument("query_rows: " + std::to_string(batch.query_rows) + " given, expected 1 to " +
-                          std::to_string(plan_.config.query_rows));
+    throw InvalidArgument("query_rows: " + std::to_string(batch.query_rows) +
+                          " given, expected 1 to query_rows = " + std::to_string(plan_.config.query_rows));
   }
   if (batch.tokens.size() != size * static_cast<std::size_t>(batch.query_rows)) {
     throw InvalidArgument("tokens: " + std::to_string(batch.tokens.size()) + " given, expected " +

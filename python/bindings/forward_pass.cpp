@@ -5,8 +5,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <initializer_list>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "array_cast.hpp"
@@ -31,6 +33,19 @@ RowBlock block_of(const ForwardPass& pass, const Block& block) {
                           " blocks, name one of ForwardPass.blocks");
   }
   return pass.blocks().front();
+}
+
+/// All that are missing at once: they are keywords, and a call that lacks one often lacks several.
+void require(std::initializer_list<std::pair<const char*, bool>> arguments) {
+  std::string missing;
+  for (const auto& [name, is_given] : arguments) {
+    if (!is_given) {
+      missing += (missing.empty() ? "" : ", ") + std::string(name);
+    }
+  }
+  if (!missing.empty()) {
+    throw InvalidArgument(missing + ": not given, attention needs kv, q, scale and out");
+  }
 }
 
 HeldArray given(nb::handle object, const char* name, const std::string& device, bool output = false) {
@@ -94,8 +109,9 @@ void attend(const PassHandle& self, std::int32_t layer, nb::handle q, float scal
   self.get().attend(layer, queries.array, scale, output.array, rows);
 }
 
-void attention(const PassHandle& self, std::int32_t layer, nb::handle kv, nb::handle q, float scale, nb::handle out,
-               nb::handle index_key, nb::handle index_q, nb::handle index_weights) {
+void attention(const PassHandle& self, std::int32_t layer, nb::handle kv, nb::handle q, std::optional<float> scale,
+               nb::handle out, nb::handle index_key, nb::handle index_q, nb::handle index_weights) {
+  require({{"kv", !kv.is_none()}, {"q", !q.is_none()}, {"scale", scale.has_value()}, {"out", !out.is_none()}});
   const HeldArray rows = given(kv, "kv", self.device());
   const HeldArray keys = to_array(index_key, "index_key", self.device());
   const HeldArray index_queries = to_array(index_q, "index_q", self.device());
@@ -107,7 +123,7 @@ void attention(const PassHandle& self, std::int32_t layer, nb::handle kv, nb::ha
                        .index_q = index_queries.array,
                        .index_weights = weights.array,
                        .q = queries.array,
-                       .scale = scale};
+                       .scale = *scale};
   const nb::gil_scoped_release release;
   self.get().attention(layer, in, output.array);
 }
@@ -206,8 +222,12 @@ void register_forward_pass(nb::module_& module) {
            "Args:\n    layer: layer of the model.\n    q: [rows, query_heads, latent_dim + rope_dim], of the whole "
            "pass.\n    scale: softmax scale.\n    out: written, [rows, query_heads, latent_dim], of the whole pass.\n"
            "    block: one of `blocks`.")
-      .def("attention", &attention, "layer"_a, nb::kw_only(), "kv"_a.none(), "q"_a.none(), "scale"_a, "out"_a.none(),
-           "index_key"_a = nb::none(), "index_q"_a = nb::none(), "index_weights"_a = nb::none(),
+      .def("attention", &attention, "layer"_a, nb::kw_only(), "kv"_a = nb::none(), "q"_a = nb::none(),
+           "scale"_a = nb::none(), "out"_a = nb::none(), "index_key"_a = nb::none(), "index_q"_a = nb::none(),
+           "index_weights"_a = nb::none(),
+           nb::sig("def attention(self, layer: int, *, kv: object, q: object, scale: float, out: object, "
+                   "index_key: object | None = None, index_q: object | None = None, "
+                   "index_weights: object | None = None) -> None"),
            "The whole layer: append, then score, select, recall and attend for each block.\n\n"
            "While decoding, score writes the index keys and recall the rows: there is no launch for append.\n"
            "Without index_key, index_q and index_weights the layer attends to the selection of the last layer that "

@@ -22,12 +22,16 @@ nb::object value_of(const RuntimeConfig& config, const ConfigField& field) {
 }
 
 const ConfigField& field_named(const std::string& name) {
+  nb::list names;
   for (const ConfigField& field : config_fields()) {
     if (field.name == name) {
       return field;
     }
+    names.append(field.name);
   }
-  throw InvalidArgument(name + ": no such setting of the runtime");
+  const nb::object near = nb::module_::import_("difflib").attr("get_close_matches")(name, names, 1);
+  throw InvalidArgument(name + ": no such setting of the runtime" +
+                        (nb::len(near) > 0 ? "; did you mean " + nb::cast<std::string>(near[0]) + "?" : ""));
 }
 
 /// Assigns a Python value; bool is no number here, and no number is silently rounded.

@@ -23,6 +23,10 @@ class Batch:
     sessions: list[Session] = field(default_factory=list)
     tokens: list[Any] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument naming what `flat` would refuse whatever the tokens are."""
+        self._check()
+
     def add(self, session: Session, tokens: int | Sequence[int]) -> None:
         """Appends one session and its new token or tokens."""
         self.sessions.append(session)
@@ -35,18 +39,27 @@ class Batch:
             InvalidArgument: naming `tokens`, if they are no integers or sessions have different numbers of them, or
                 `sessions`, if one is something else.
         """
-        for session in self.sessions:
-            if not isinstance(session, Session):
-                raise InvalidArgument(f"sessions: {session!r} given, expected echo.Session objects")
-        if len(self.tokens) != len(self.sessions):
-            raise InvalidArgument(
-                f"tokens: {len(self.tokens)} entries given, expected one for each of {len(self.sessions)} sessions"
-            )
+        self._check()
         rows = [integers(entry) for entry in self.tokens]
         counts = {len(row) for row in rows} or {1}
         if len(counts) > 1:
             raise InvalidArgument(f"tokens: sessions have {sorted(counts)} tokens, expected the same number for each")
         return [token for row in rows for token in row], counts.pop()
+
+    def _check(self) -> None:
+        if not isinstance(self.sessions, Sequence):
+            raise InvalidArgument(f"sessions: {self.sessions!r} given, expected a list of echo.Session objects")
+        for session in self.sessions:
+            if not isinstance(session, Session):
+                raise InvalidArgument(f"sessions: {session!r} given, expected echo.Session objects")
+        try:
+            entries = len(self.tokens)
+        except TypeError as error:
+            raise InvalidArgument(f"tokens: {self.tokens!r} given, expected a list, one entry per session") from error
+        if entries != len(self.sessions):
+            raise InvalidArgument(
+                f"tokens: {entries} entries given, expected one for each of {len(self.sessions)} sessions"
+            )
 
 
 def integers(entry: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""What programs that decode with a model of torch share; `read` and `device_of` need no torch."""
+"""What programs that decode with a model of torch share; `read` and the devices need no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from echo import Forward, ModelShape, Runtime, Session
+from echo import Forward, ModelShape, Runtime, RuntimeConfig, Session
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,14 @@ def device_of(name: str) -> str:
         InvalidArgument: naming `device`.
         NotSupported: naming `device`, if it is not there.
     """
-    with Runtime(ModelShape.tiny(), device=name, host_tokens=64, max_batch=1) as runtime:
+    sizes = {"host_tokens": 64, "max_batch": 1, "gpu_slots": 0, "host_row_stride": 0}  # variables mean other shapes
+    with Runtime(ModelShape.tiny(), device=name, **sizes) as runtime:
         return runtime.device
+
+
+def runtime_device() -> str:
+    """The device of a runtime that is told none: that of ECHO_DEVICE, else the first GPU, else the CPU."""
+    return device_of(RuntimeConfig().device)
 
 
 def read(rt: Runtime, session: Session, tokens: Sequence[int], forward: Forward | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
 import os
 import resource
@@ -127,9 +128,15 @@ _NO_SETTINGS = {  # of the build, of bench/, tests/ and tools/
 }  # fmt: skip
 
 
+def _near(variable: str) -> str:
+    known = [f"ECHO_{field.name.upper()}" for field in echo.config_fields()]
+    near = difflib.get_close_matches(variable, known, 1, cutoff=0.8)  # they have the beginning in common
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def _advice(report: echo.DeviceReport) -> list[str]:
     known = _NO_SETTINGS | {f"ECHO_{field.name.upper()}" for field in echo.config_fields()}
-    found = [f"{name} is set, but there is no such setting" for name in sorted(os.environ)
+    found = [f"{name} is set, but there is no such setting{_near(name)}" for name in sorted(os.environ)
              if name.startswith("ECHO_") and name not in known]  # fmt: skip
     if report.devices and report.problem:
         found.append(f"PROBLEM: the GPU cannot be used: {report.problem}")

@@ -77,8 +77,10 @@ def run(options: argparse.Namespace) -> int:
         forecasts = compare_forecasts(trace, slots, reaches, caps, layers) if caps and trace.ranks else []
         _print(trace, result, pools, forecasts)
         results.append((trace, result, forecasts))
+    full = all(result.full.all() for _, result, _ in results)
     print(
-        "misses, % of selected rows in the second half of the steps; * first uses among them: the pool was not full yet"
+        "misses, % of selected rows in the second half of the steps"
+        + ("" if full else "; * first uses among them: the pool was not full yet")
     )
     if options.json is not None:
         report = {"build": echo.build_info(), "traces": [_figures(*one, pools) for one in results]}

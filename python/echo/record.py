@@ -13,6 +13,7 @@ from typing import Any
 import echo
 from echo import settings, trace_options
 from echo.decoding import TEMPERATURE, device_of, draw, read
+from echo.extras import HF, lacking, require_torch
 from echo.traces import SelectionRecorder, Trace
 
 _CHUNK = 512
@@ -72,18 +73,18 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Reads a text, decodes what follows it, and saves the selections of the decode steps."""
+    _check(options)
+    require_torch(HF)
     try:
         from transformers.utils import logging
 
         from echo import hf
     except ImportError as error:
-        raise echo.NotSupported(f"record: {error.name} is missing; pip install 'echo-kv[hf]'") from error
-    _check(options)
+        raise lacking(error, HF) from error
     texts = _texts(options.text)
     logging.disable_progress_bar()
     device = device_of(settings.device(options))
-    network, encode = _model(options.model, device)
-    config = network.config
+    config, encode, load = _model(options.model, device)
     layers = _layers(options.layers, config.num_hidden_layers)
     top_k, capacity = config.index_topk, options.tokens + options.new_tokens
     if capacity > config.max_position_embeddings:
@@ -94,8 +95,9 @@ def run(options: argparse.Namespace) -> int:
         raise echo.InvalidArgument(f"ranks: {ranks} given, expected 0 or at least {top_k} (top-k)")
     encoded = [(name, encode(text)) for name, text in texts]
     prompt, following = (_turns if options.turn_every else _joined)(options, encoded)
+    print(f"{echo.build_info()}, on {device}: {options.tokens:,} tokens, then {options.new_tokens} steps", flush=True)
     recorder = SelectionRecorder(config.num_hidden_layers, min(ranks, max(top_k, capacity)))
-    model = hf.DsaModel(network, observer=recorder)
+    model = hf.DsaModel(load(), observer=recorder)
     nats = _decode(model, device, prompt, None if options.following == "model" else following, options, recorder)
     trace = recorder.trace(
         model="tiny_dsa" if options.model == "trained" else "tiny_model",
@@ -136,15 +138,19 @@ def _texts(files: Sequence[Path] | None) -> list[tuple[str, str]]:
         raise echo.InvalidArgument(f"text: expected files of UTF-8 text: {error}") from error
 
 
-def _model(name: str, device: str) -> tuple[Any, Callable[[str], list[int]]]:
-    """The network, and what makes tokens of a text."""
+def _model(name: str, device: str) -> tuple[Any, Callable[[str], list[int]], Callable[[], Any]]:
+    """The network's configuration, what makes tokens of a text, and what loads the network."""
+    from transformers import AutoConfig
+
     from echo import hf
 
     if name == "random":
-        return hf.tiny_model(seed=0).to(device), lambda text: list(text.encode())  # type: ignore[arg-type]
+        random = hf.tiny_config()
+        return random, lambda text: list(text.encode()), lambda: hf.tiny_model(seed=0, config=random, device=device)
+    config = AutoConfig.from_pretrained(hf.tiny_dsa_path(), local_files_only=True)
     tokenizer: Any = hf.tiny_dsa_tokenizer()
     end = tokenizer.eos_token_id  # in front of each file, as in training
-    return hf.tiny_dsa_model(device=device), lambda text: [end, *tokenizer(text)["input_ids"]]
+    return config, lambda text: [end, *tokenizer(text)["input_ids"]], lambda: hf.tiny_dsa_model(device=device)
 
 
 def _layers(text: str | None, every: int) -> list[int]:

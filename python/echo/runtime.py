@@ -23,6 +23,7 @@ from echo._core import (
     StateError,
 )
 from echo.batch import Batch, integers
+from echo.extras import TORCH, lacking
 
 Forward = Callable[[ForwardPass], Any]
 """A model: gets a ForwardPass, calls its verbs layer by layer, returns outputs with one row per query row."""
@@ -40,12 +41,14 @@ class Runtime:
             default. The important ones: `host_tokens`, `gpu_slots`, `max_batch`, `max_context`, `device`.
 
     Raises:
-        InvalidArgument: a setting is unknown or out of range; the message names it.
+        InvalidArgument: `shape` is none; a setting is unknown or out of range; the message names it.
         CapacityError: it does not fit this machine; the message is a table of what was asked and what there is.
     """
 
     def __init__(self, shape: ModelShape, **settings: Any) -> None:
         """See the class."""
+        if not isinstance(shape, ModelShape):
+            raise InvalidArgument(f"shape: {shape!r} given, expected an echo.ModelShape")
         self._core = _core.Runtime(shape, RuntimeConfig(**settings))
         self._running = threading.Lock()
         self._output: Any = None  # of the pass that runs
@@ -297,8 +300,10 @@ class Runtime:
         return run
 
     def _capture_with_torch(self, batch_sizes: list[int], query_rows: int) -> None:
-        import torch
-
+        try:
+            import torch
+        except ImportError as error:
+            raise lacking(error, TORCH, "capture") from error
         stream = torch.cuda.Stream(self.device)
         own = self._torch_stream(torch)
         stream.wait_stream(own)

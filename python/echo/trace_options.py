@@ -12,6 +12,7 @@ from typing import Any
 
 import echo
 from echo import settings
+from echo.extras import lacking
 from echo.traces import Trace, shipped, synthetic
 
 SOURCES = (
@@ -147,7 +148,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise echo.NotSupported("plot: matplotlib is missing; pip install 'echo-kv[demo]'") from error
+        raise lacking(error, "pip install matplotlib", "plot") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -234,3 +234,14 @@ def test_raw_rows_are_not_attended_to(make_rig, device):
     with pytest.raises(ZeroDivisionError):
         rig.runtime.step(echo.Batch([pair.session], [1]), forward)
     rig.check()
+
+
+def test_keywords_of_attention_that_are_missing_are_named(make_rig, device):
+    def bad_calls(p: echo.ForwardPass, layer: int) -> None:
+        good = {"scale": 1.0, **tensors(device)}
+        for names in (("scale",), ("kv", "out"), ("kv", "q", "scale", "out")):
+            given = {name: good[name] for name in ("kv", "q", "scale", "out") if name not in names}
+            with pytest.raises(echo.InvalidArgument, match=f"^{', '.join(names)}: not given, attention needs"):
+                p.attention(layer, **given)
+
+    tried_in_a_step(make_rig, "attention", bad_calls)

@@ -36,7 +36,7 @@ def test_bad_batches_are_refused_by_name(make_rig):
         (echo.InvalidArgument, "^tokens: ", [first], [[1.0, 2.0]]),
         (echo.InvalidArgument, "^tokens: ", [first], [1 << 31]),
         (echo.InvalidArgument, "^tokens: ", [first], [-(1 << 40)]),
-        (echo.InvalidArgument, "^query_rows: 3 given", [first], [[1, 2, 3]]),
+        (echo.InvalidArgument, "^query_rows: 3 given, expected 1 to query_rows = 2", [first], [[1, 2, 3]]),
     ]
     for error, message, sessions, tokens in cases:
         with pytest.raises(error, match=message):
@@ -52,7 +52,7 @@ def test_bad_batches_are_refused_by_name(make_rig):
     with pytest.raises(echo.InvalidArgument, match="^forward: "):
         rig.runtime.capture(None, [1])
     for rows in (0, 3, -1):
-        with pytest.raises(echo.InvalidArgument, match=f"^query_rows: {rows} given"):
+        with pytest.raises(echo.InvalidArgument, match=f"^query_rows: {rows} given, expected 1 to query_rows = 2"):
             rig.runtime.capture(rig.model, [1], rows)
     rig.step([(b, 1), (a, 1)])
     rig.check()

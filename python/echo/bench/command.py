@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
         f"selections like {asked.regime}",
         flush=True,
     )
+    if options.quick is None and asked.quick:
+        print("on the CPU everything is scaled down (--quick); --no-quick takes the sizes of a GPU")
     for name, reason in asked.left_out.items():
         print(f"{name} is left out: {reason}")
     cases: list[Case] = []
@@ -64,10 +66,8 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(asked: Options, group: Sequence[System]) -> list[Case]:
     """Systems that share a runtime."""
-    try:
-        from echo.bench.serve import Server
-    except ImportError as error:
-        raise echo.NotSupported(f"bench: {error}; pip install 'echo-kv[torch]'") from error
+    from echo.bench.serve import Server
+
     load, shape = asked.load, asked.shape
     stretches = [system.stretches(load) for system in group]
     most = max(len(stretch.running) for each in stretches for stretch in each)
@@ -139,7 +139,9 @@ def _how(asked: Options) -> str:
         f"{counted(asked.shape.layers, 'layer')}.\nPut together: the schedule; steps that were not run take as long as "
         "the second half of those that were, batches\nas long as others of their size. Filling contexts is not timed. "
         "Modelled: the time added, all that is not attention; a\nreal one grows with the batch. Ratios are to resident "
-        "at the same pool."
+        "at the same pool.\nOf selected rows, missed: fetched when a layer asked for them, in all steps / in the second"
+        " half of those that were run;\nahead: fetched before, all / those that were not selected then. spread: of the "
+        "runs of one batch size, longest less\nshortest, over the mean."
     )
 
 

@@ -13,6 +13,8 @@ from echo.bench import offered, systems
 from echo.bench.regimes import REGIMES
 from echo.bench.schedule import Load, draw_load, room_for
 from echo.bench.systems import SYSTEMS, System
+from echo.decoding import device_of
+from echo.extras import require_torch
 
 _SET_HERE = frozenset({
     "device", "host_tokens", "gpu_slots", "max_batch", "query_rows", "max_sessions", "max_context", "prefill_chunk",
@@ -43,7 +45,8 @@ class Options:
         repeat: of `schedule.sample`.
         steps: that are run of a batch, 0 for all.
         regime: a key of `REGIMES`.
-        device: as of `echo.Runtime`.
+        quick: whether sizes are scaled down.
+        device: 'cpu' or 'cuda:N'.
         seed: of all that is random.
         settings: of the runtime.
     """
@@ -56,6 +59,7 @@ class Options:
     repeat: int
     steps: int
     regime: str
+    quick: bool
     device: str
     seed: int
     settings: dict[str, Any]
@@ -98,7 +102,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="steps of a batch that are really run, from cold pools on; the others take as long as the second half of "
         "these (default 96; 0: run all)",
     )
-    parser.add_argument("--quick", action="store_true", help="everything scaled down, for a first look and for CPUs")
+    parser.add_argument(
+        "--quick",
+        action=argparse.BooleanOptionalAction,
+        help="everything scaled down, for a first look (default on the CPU)",
+    )
     settings.add_device(parser)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random (default 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, as soon as there are some")
@@ -107,8 +115,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> Options:
-    """Sizes, load and systems; InvalidArgument naming the flag."""
-    sizes = _SIZES[options.quick]
+    """Sizes, load and systems.
+
+    Raises:
+        InvalidArgument: naming the flag.
+        NotSupported: torch is missing, or nothing can be measured here.
+    """
+    given, device = settings.given(options, _SET_HERE), settings.device(options)
+    settings.check(given)
+    device = device_of(device)
+    quick = device == "cpu" if options.quick is None else options.quick
+    sizes = _SIZES[quick]
 
     def chosen(name: str) -> Any:
         value = getattr(options, name)
@@ -131,18 +148,17 @@ def check(options: argparse.Namespace) -> Options:
     for name in names:
         if name not in SYSTEMS:
             raise echo.InvalidArgument(f"systems: {name!r} given, expected some of {', '.join(SYSTEMS)}")
-    shape = _shape(chosen("layers"), options.quick)
+    shape = _shape(chosen("layers"), quick)
     lengths, output = _range("lengths", chosen("lengths")), _range("output", chosen("output"))
     pools = [_tokens("pools", word) for word in chosen("pools").split(",")]
-    given, device = settings.given(options, _SET_HERE), settings.device(options)
-    settings.check(given)
     settings.check_seed(options.seed)
+    require_torch()
     here = echo.machine_limits(device).host_bytes
     host = options.host_memory or int(min(sizes["host"], 0.95 * here if here else sizes["host"]))
     room = room_for(output[1], lengths[1], shape.top_k)
     load = draw_load(lengths, chosen("requests"), output, host // (shape.layers * shape.row_bytes), room, options.seed)
     made = [systems.make_system(name, pool, load, shape) for pool in pools for name in names]
-    reasons = {name: offered.why_not(name, _shape(1, options.quick), device, given) for name in names}
+    reasons = {name: offered.why_not(name, _shape(1, quick), device, given) for name in names}
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     if len(left_out) == len(names):
         raise echo.NotSupported("systems: none of them can be measured here; " + "; ".join(left_out.values()))
@@ -155,6 +171,7 @@ def check(options: argparse.Namespace) -> Options:
         repeat=options.repeat,
         steps=options.steps,
         regime=options.overlap,
+        quick=quick,
         device=device,
         seed=options.seed,
         settings=given,

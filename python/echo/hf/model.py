@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from echo import ForwardPass, InvalidArgument, ModelShape, NotSupported
+from echo.decoding import runtime_device
 from echo.hf.attention import LayerTensors, SparseAttention
 from echo.hf.shape import INTERLEAVED_INDEX, require_dsa, shape_of
 
@@ -32,11 +33,15 @@ class DsaModel:
 
     Raises:
         NotSupported: another kind of model; rotary embeddings that change with the length; several devices.
-        InvalidArgument: naming `model`, if it has another type of numbers.
+        InvalidArgument: naming `model`, if it is none or has another type of numbers.
     """
 
     def __init__(self, model: Any, observer: Observer | None = None) -> None:
         """See the class."""
+        if not hasattr(model, "config"):
+            raise InvalidArgument(
+                f"model: {model!r} given, expected a model of transformers; DsaModel.from_pretrained loads a folder"
+            )
         require_dsa(model.config)
         _require_fixed_rotary(model.config)
         self.model = model
@@ -56,7 +61,7 @@ class DsaModel:
         cls,
         folder: str | Path,
         dtype: torch.dtype | str = "auto",
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         observer: Observer | None = None,
         **options: Any,
     ) -> DsaModel:
@@ -65,7 +70,7 @@ class DsaModel:
         Args:
             folder: `config.json` and safetensors, as `save_pretrained` writes them.
             dtype: float32, bfloat16, or "auto" for what the checkpoint has.
-            device: where the model runs.
+            device: where the model runs; "auto": where a runtime does that is told no other device.
             observer: see the class.
             **options: passed on to transformers, for example `experts_implementation="batched_mm"`.
 
@@ -76,6 +81,8 @@ class DsaModel:
         if not (Path(folder) / "config.json").is_file():
             raise InvalidArgument(f"folder: {str(folder)!r} given, expected a folder with a config.json")
         require_dsa(AutoConfig.from_pretrained(folder, local_files_only=True))
+        if device == "auto":
+            device = runtime_device()
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **options)
         return cls(model.to(device).eval(), observer)
 
@@ -117,7 +124,14 @@ class DsaModel:
 
         Returns:
             Logits in the model's type, [rows, vocab]; of a prefill [1, vocab] unless `all_rows`.
+
+        Raises:
+            InvalidArgument: naming `device`, if the pass is on another one than the model.
         """
+        if p.device != str(self.device):
+            raise InvalidArgument(
+                f"device: the model is on {self.device}, the runtime on {p.device}; give both the same device"
+            )
         tokens = torch.from_dlpack(p.tokens)
         positions = torch.from_dlpack(p.positions).clamp(min=0)  # padding rows have -1
         body = self.model.model

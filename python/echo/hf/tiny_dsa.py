@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DeepseekV32ForCausalLM, PreTrainedTokenizerBase
 
 from echo import NotSupported
+from echo.decoding import runtime_device
 
 _FOLDER = Path(__file__).parents[1] / "data" / "tiny_dsa"
 _FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -30,16 +31,20 @@ def tiny_dsa_path() -> Path:
     return _FOLDER
 
 
-def tiny_dsa_model(*, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> DeepseekV32ForCausalLM:
+def tiny_dsa_model(
+    *, dtype: torch.dtype = torch.float32, device: str | torch.device = "auto"
+) -> DeepseekV32ForCausalLM:
     """The trained model: 5 layers, 16 heads, 8 index heads, 256 selected tokens, vocabulary of 2,048.
 
     Args:
         dtype: of the weights, float32 or bfloat16; they are stored in bfloat16, so neither rounds them.
-        device: where the weights go.
+        device: where the weights go; "auto": where a runtime goes that is told no other device.
 
     Raises:
         NotSupported: see `tiny_dsa_path`.
     """
+    if device == "auto":
+        device = runtime_device()
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_dsa_path(), dtype=dtype, local_files_only=True)
     return cast(DeepseekV32ForCausalLM, model.to(device).eval())
 

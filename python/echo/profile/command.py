@@ -10,6 +10,7 @@ from typing import Any
 import echo
 from echo import settings, trace_options
 from echo.decoding import device_of, one_torch_thread
+from echo.extras import HF, TORCH, require_torch
 from echo.profile.measure import measure, steps_needed
 from echo.profile.picture import save_picture
 from echo.profile.synthetic import synthetic_workload
@@ -74,6 +75,7 @@ def add_command(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measures, prints the tables and writes the files."""
     _check(options)
+    require_torch(TORCH if options.synthetic else HF)
     device = device_of(settings.device(options))
     print(f"{echo.build_info()}, on {device}", flush=True)
     with one_torch_thread():

@@ -28,14 +28,9 @@ def synthetic_workload(
         pool: slots of a layer per session, in multiples of top-k.
         drift: size of the fresh part of index queries, relative to the part that stays.
         settings: others of the runtime.
-
-    Raises:
-        NotSupported: torch is missing.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise echo.NotSupported(f"profile: {error}; pip install 'echo-kv[torch]'") from error
+    import torch
+
     shape = echo.ModelShape(layers=layers)  # otherwise DeepSeek-V3.2's
     generator = torch.Generator(device).manual_seed(0)
 

@@ -7,6 +7,7 @@ from typing import Any
 import echo
 from echo.decoding import read
 from echo.demo.text import read_text
+from echo.extras import HF, lacking
 from echo.profile.workload import Workload
 
 _APART = 64  # tokens between the places at which sessions go on
@@ -32,7 +33,7 @@ def tiny_workload(device: str, batch: int, length: int, pool: float, steps: int,
 
         from echo import hf
     except ImportError as error:
-        raise echo.NotSupported(f"profile: {error}; pip install 'echo-kv[hf]', or ask for --synthetic") from error
+        raise lacking(error, f"{HF}, or ask for --synthetic") from error
     logging.disable_progress_bar()
     model = hf.DsaModel(hf.tiny_dsa_model(device=device))
     room = model.config.max_position_embeddings - steps

@@ -23,7 +23,12 @@ def print_pools(pools: Sequence[float], results: Sequence[list[LayerCounts]]) ->
             _print_row(f"{pool:g}", str(counts.layer), [counts])
         if len(layers) > 1:
             _print_row(f"{pool:g}", "all", layers)
-    print("counted in the second half of the steps; * some pool was not full yet: misses are first uses, too\n")
+    full = all(counts.full for layers in results for counts in layers)
+    print(
+        "counted in the second half of the steps"
+        + ("" if full else "; * some pool was not full yet: misses are first uses, too")
+        + "\n"
+    )
 
 
 def print_predictor(pools: Sequence[float], results: Sequence[list[LayerCounts]], alphas: Sequence[float]) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echo import Batch, ForwardPass, InvalidArgument, ModelShape, NotSupported, Runtime, StateError
+from echo import Batch, ForwardPass, InvalidArgument, ModelShape, Runtime, StateError
+from echo.extras import TORCH, lacking
 from echo.traces.trace import Trace
 
 _CHUNK = 1024
@@ -258,7 +259,7 @@ class _Gpu:
         try:
             import torch
         except ImportError as error:
-            raise NotSupported(f"device: a replay on {device} needs torch; pip install 'echo-kv[hf]'") from error
+            raise lacking(error, TORCH, f"device: a replay on {device}") from error
         self._torch = torch
         self._device = device
 
