@@ -76,7 +76,7 @@ def plotted(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def median(case: Case, results: list[Result]) -> float:
     """Microseconds per layer."""
-    return statistics.median([result.microseconds for result in results]) / case.layers
+    return float(statistics.median([result.microseconds for result in results])) / case.layers
 
 
 def figures_of(case: Case, results: list[Result], frame: int) -> dict[str, Any]:

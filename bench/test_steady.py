@@ -64,7 +64,7 @@ def test_steady(batch: int, settings: str, benchmark: Any, gates: Callable[[str]
     if not torch.cuda.is_available() or "CUDA" not in echo.build_info():
         pytest.skip("no CUDA device can be used")
     shape, load = echo.ModelShape(), Load((LENGTH,) * batch, (8 * STEPS,) * batch)
-    off = systems.settings_of("echo") if settings == "off" else {}
+    off = systems.settings_of("echo", shape) if settings == "off" else {}
     slots = batch * (shape.top_k + 1)
     with Server(shape, load, batch, REGIMES["glm"], device="cuda", gpu_slots=slots, **off) as server:
         runtime, stretch = server.runtime, schedule(load, batch)[0]
@@ -77,7 +77,12 @@ def test_steady(batch: int, settings: str, benchmark: Any, gates: Callable[[str]
                 issue(step, STEPS)
             runtime.synchronize()
         profile.export_chrome_trace(str(tmp_path / "trace.json"))
-        benchmark.pedantic(lambda: (step(), runtime.synchronize()), rounds=STEPS)
+
+        def synchronous_step() -> None:
+            step()
+            runtime.synchronize()
+
+        benchmark.pedantic(synchronous_step, rounds=STEPS)
     calls, copies, _ = recorded(tmp_path / "trace.json", WINDOW)
     host = host_work(calls, copies)
     assert host == steady(STEPS), f"{dict(calls)}, {dict(copies)}"

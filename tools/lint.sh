@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # lint.sh WHAT BIN: BIN is the folder of clang-format, ruff and mypy, WHAT one of
 #   format   checks format and simple mistakes
-#   types    checks types of the installed package, where the generated stubs of the extension are
+#   types    checks types of the installed package, where the generated stubs of the extension are, and of benchmarks
 #   fix      formats, and mends what ruff can mend
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,6 +22,8 @@ case $what in
     ;;
   types)
     "$bin/mypy" --python-executable "$bin/python" -p echo || status=1
+    MYPYPATH=bench:tests:models/tiny_dsa "$bin/mypy" --python-executable "$bin/python" --explicit-package-bases \
+      --follow-imports=silent bench || status=1
     ;;
   fix)
     cxx | xargs -0 "$bin/clang-format" -i

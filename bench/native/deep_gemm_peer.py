@@ -75,4 +75,4 @@ class DeepGemmLogits:
         self._graph.replay()
         end.record()
         end.synchronize()
-        return 1000.0 * begin.elapsed_time(end) / self._layers
+        return 1000.0 * float(begin.elapsed_time(end)) / self._layers
