@@ -112,138 +112,16 @@ __device__ void fetch_keys(const CUtensorMap& keys, const ScoreParams& p, RunMak
   }
 }
 
-/// In shares of fewer key blocks than this, so many cycles at least are from one that is asked for to the next: where
-/// keys come in bunches, what else thread blocks load comes late.
-inline constexpr std::int32_t kShortShare = 96;
-inline constexpr std::uint32_t kPace = 375;
+inline constexpr int kHeadsInFlight = 3;  ///< of 8 lanes, bf16; of f32 it is one
 
-/// Has what a warp does follow the last time by so many cycles, at least.
-class Pace {
- public:
-  __device__ explicit Pace(std::uint32_t cycles) : cycles_(cycles), last_(ptx::cycles() - cycles) {}
-
-  __device__ void keep() {
-    if (cycles_ != 0U) {
-      std::uint32_t now = 0;
-      do {
-        now = ptx::cycles();
-      } while (now - last_ < cycles_);
-      last_ = now;
-    }
-  }
-
- private:
-  std::uint32_t cycles_;
-  std::uint32_t last_;
-};
-
-/// The fetching warp where nothing is sifted: the same, with all but asking done before, a lane for each block. As
-/// fetch_keys does it, to ask for a key block takes 400 to 470 cycles, about as long as memory does, so that with many
-/// sessions it waits for that. But beside sifting layers take longer with keys that come faster.
-template <bool kKeeps>
-__device__ void fetch_keys_fast(const CUtensorMap& keys, const ScoreParams& p, RunMaker& maker,
-                                const ScoreStages& shared, const KernelErrorView& errors) {
-  constexpr unsigned kAhead = 0xF;  ///< key blocks of a span that go first, so that memory is soon busy
-  // Rows of an entry that are not in this group will need the same keys soon.
-  const std::uint64_t policy = ptx::create_policy(p.step.query_rows > shared.sizes.group_rows);
-  const std::int64_t host_blocks = p.layer.host_rows / kTokensPerBlock;
-  Pace pace(maker.left() < kShortShare ? kPace : 0U);
-  RingPlace place{.stage = 0};
-  Run run = maker.run();
-  Span span = span_at(p, run, 0);
-  std::int32_t done = 0;
-  bool next = true;  // whether the maker is to go to the next run
-  bool more = true;
-  bool appended = false;
-#pragma unroll 1
-  for (bool finished = false; !finished;) {
-    const std::int32_t new_first = run.new_first;
-    const std::int32_t new_count = run.new_count;
-    if (next && more) {
-      more = maker.next();
-      next = false;
-    }
-    const Span now = span;
-    bool good = false;
-    if (lane_index() < now.count) {
-      good = now.host_block >= 0 && now.host_block < host_blocks;
-      if (!good) {
-        errors.raise(KernelError::bad_position);
-      }
-    }
-    const bool is_new = p.index_key != nullptr && now.is_new;
-    const bool kept = kKeeps && new_first + new_count <= kKeptKeys;
-    const StageWork work{
-        .group = now.group, .token = now.token, .new_first = new_first, .new_count = is_new && kept ? new_count : 0};
-    const auto ask_for = [&](unsigned blocks) {
-      int lane = __ffs(static_cast<int>(blocks)) - 1;
-      std::int32_t host_block = __shfl_sync(kAllLanes, now.host_block, lane);
-#pragma unroll 1
-      while (blocks != 0U) {
-        blocks &= blocks - 1U;
-        const int next_lane = __ffs(static_cast<int>(blocks)) - 1;
-        const std::int32_t next_block = __shfl_sync(kAllLanes, now.host_block, next_lane);  // while this one waits
-        shared.empty[place.stage].wait(place.parity ^ 1U);
-        pace.keep();
-        if (lane_index() == lane) {
-          shared.work[place.stage] = work;
-        }
-        __syncwarp();
-        if (ptx::elect()) {
-          shared.full[place.stage].arrive_expecting(kMapBlockBytes);
-          std::byte* to = shared.keys + place.stage * kStageBytes;
-          ptx::copy_box(to, keys, 0, 0, host_block, shared.full[place.stage], policy);
-        }
-        place.advance(1, shared.stages);
-        lane = next_lane;
-        host_block = next_block;
-      }
-    };
-    const unsigned all_good = __ballot_sync(kAllLanes, good);
-    const unsigned waiting = kept || appended ? 0U : __ballot_sync(kAllLanes, is_new);
-    const unsigned before = waiting == 0U ? kAllLanes : (waiting & (0U - waiting)) - 1U;
-    ask_for(all_good & before & kAhead);
-    done += now.count;
-    if (done == run.count && more) {
-      run = maker.run();
-      done = 0;
-      next = true;
-    }
-    finished = done == run.count;
-    if (!finished) {
-      span = span_at(p, run, done);
-    }
-    ask_for(all_good & before & ~kAhead);
-    if (waiting != 0U) {
-      shared.new_keys->wait(0);
-      appended = true;
-      ask_for(all_good & ~before);
-    }
-  }
-  for (int i = 0; i < kMultipliers; ++i) {  // each finds one of these next
-    shared.empty[place.stage].wait(place.parity ^ 1U);
-    if (ptx::elect()) {
-      shared.work[place.stage] = {.group = span.group, .token = kNone, .new_first = 0, .new_count = 0};
-      shared.full[place.stage].arrive();
-    }
-    __syncwarp();
-    place.advance(1, shared.stages);
-  }
-}
-
-/// Heads of 8 lanes that a warp has on their way, bf16; of f32 it is one. With more, the sifting kernel has too many
-/// registers for blocks of select beside it.
-template <bool kSift>
-inline constexpr int kHeadsInFlight = kSift ? 3 : 4;
-
-template <int kHeads, int kInFlight, typename Free>
+template <int kHeads, typename Free>
 __device__ void load_queries_of(const ScoreParams& p, const GroupRows& rows, std::int32_t group, int warp, int warps,
                                 const ScoreStages& shared, const KernelErrorView& errors, Free free) {
   const GroupQueries to = shared.queries_of(group);
   if (p.index_q_dtype == DType::f32) {
     load_queries<kHeads, 1, float>(p, rows, to, warp, warps, errors, free);
   } else {
-    load_queries<kHeads, kInFlight, std::uint16_t>(p, rows, to, warp, warps, errors, free);
+    load_queries<kHeads, kHeadsInFlight, std::uint16_t>(p, rows, to, warp, warps, errors, free);
   }
   ptx::fence_proxy_async();
 }
@@ -257,7 +135,7 @@ __device__ void load_first_queries(const ScoreParams& p, const RunMaker& maker, 
   if (kSift && warp_index() == kMultiplierWarps - 2) {  // the last one loads lengths
     put_bounds(p, run, find_bounds(p, run, errors), maker.prefetch_margin(), sift_memory(shared).bounds[0]);
   }
-  load_queries_of<kHeads, kHeadsInFlight<kSift>>(p, run.rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
+  load_queries_of<kHeads>(p, run.rows, 0, warp_index(), kMultiplierWarps, shared, errors, [] {});
   meet(kStart, kMultiplierWarps * kWarp);
 }
 
@@ -278,8 +156,7 @@ __device__ void load_next_queries(const ScoreParams& p, RunMaker& maker, const S
     if (kSift && warp == 0) {
       bounds = find_bounds(p, run, errors);  // on their way while queries are
     }
-    load_queries_of<kHeads, kHeadsInFlight<kSift>>(p, run.rows, run.queries, warp, kQueryLoaders, shared, errors,
-                                                   wait_for_buffer);
+    load_queries_of<kHeads>(p, run.rows, run.queries, warp, kQueryLoaders, shared, errors, wait_for_buffer);
     if (kSift && warp == 0) {
       put_bounds(p, run, bounds, maker.prefetch_margin(), sift_memory(shared).bounds[buffer]);
     }

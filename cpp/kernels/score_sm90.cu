@@ -9,9 +9,10 @@
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
 // to, a loader writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
 // (score_sift.cuh), and a loader lists rows for a few thread blocks that fetch them ahead (score_prefetch.cuh).
-// Cost: index keys read once per group of rows, up to 12 blocks (100 KB) per multiprocessor on their way.
-// H200, 64 heads, a row per session: 4.3 us for 1 x 16K tokens, 6.8 for 1 x 100K, 45 for 13 x 100K, 218 for 64 x 100K;
-// with two rows per session 47 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
+// Cost: index keys read once per group of rows. A multiprocessor has room for 12 blocks (100 KB) and asks for one in
+// 400 to 470 cycles, so that about four are on their way; with many sessions memory waits for that.
+// H200, 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 6.9 for 1 x 100K, 48 for 13 x 100K, 223 for 64 x 100K;
+// with two rows per session 53 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
 // docs/measurements/score.md has what each part takes.
 #include <algorithm>
 #include <cstdint>
@@ -84,11 +85,7 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     }
     if (warp == kFetcher) {
       // On their way while queries are loaded.
-      if constexpr (kSift) {
-        fetch_keys<kKeepsKeys<kHeads, kColumns>>(keys, p, maker, shared, errors);
-      } else {
-        fetch_keys_fast<kKeepsKeys<kHeads, kColumns>>(keys, p, maker, shared, errors);
-      }
+      fetch_keys<kKeepsKeys<kHeads, kColumns>>(keys, p, maker, shared, errors);
       if (kSift) {
         show(sift_memory(shared).fetched, 1);
       }

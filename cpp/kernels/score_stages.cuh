@@ -26,7 +26,7 @@ inline constexpr int kBuffers = 2;               ///< of queries
 inline constexpr int kMostColumns = 512;         ///< rows x heads of a group
 inline constexpr int kSharedBytes = 227 * 1024;  ///< what a thread block can have
 inline constexpr int kStageBytes = 9 * 1024;     ///< a block of keys, on a multiple of the swizzle's 1024 bytes
-inline constexpr int kMostStages = 12;           ///< 18 take longer in short shares, 9 with 64 sessions
+inline constexpr int kMostStages = 12;           ///< 9 to 21 take as long: about four are on their way
 static_assert(kMostStages % kMultipliers == 0);
 static_assert(kMapRowBytes == ptx::kSwizzleRow && kTokensPerBlock == 64 && kMapBlockBytes <= kStageBytes);
 

@@ -242,7 +242,7 @@ TEST_F(CudaScore128, BitsDependOnQueryAndKeyAlone) {
   }
 }
 
-/// Thread blocks of 132 have more than a hundred key blocks each, which are fetched without pauses.
+/// Thread blocks of 132 have more than a hundred key blocks each.
 TEST_F(CudaScore128, BitsAreTheSameInLongShares) {
   constexpr std::int32_t kLength = 16'000;
   const auto scores_of = [](std::int32_t batch, std::int32_t query_rows, const std::vector<float>* alone) {

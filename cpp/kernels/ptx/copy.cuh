@@ -192,13 +192,6 @@ __device__ __forceinline__ std::uint32_t multiply_bf16x2(std::uint32_t a, std::u
   return product;
 }
 
-/// Of the multiprocessor's clock; they wrap around.
-__device__ __forceinline__ std::uint32_t cycles() {
-  std::uint32_t now = 0;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
-  return now;
-}
-
 /// threadIdx.x, read anew: what is computed from it is not kept in registers from before.
 __device__ __forceinline__ std::uint32_t thread_anew() {
   std::uint32_t thread = 0;
