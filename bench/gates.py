@@ -36,7 +36,9 @@ class Gates:
         self.name = name
         self.update = update
         self.path = baselines / f"{name}.json"
-        self.old: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        updated = record.RESULTS / f"{name}.json"
+        path = updated if update and updated.exists() else self.path
+        self.old: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         self.old_cases = {case_key(entry["case"]): entry for entry in self.old.get("cases", [])}
         self.gpu = gpu
         self.cases: list[dict[str, Any]] = []
@@ -81,8 +83,8 @@ class Gates:
         """Writes what was measured, if anything was, and returns where.
 
         That is NAME.json in the folder of results, or NAME.new.json where this would overwrite the baseline. An update
-        is always NAME.json, and also holds the cases of the baseline that were not measured now, each with the commit
-        and the date of its run, and its GPU where that is another one.
+        is always NAME.json, and also holds the cases that it had, or else the baseline, and that were not measured now,
+        each with the commit and the date of its run, and its GPU where that is another one.
         """
         if not self.cases:
             return None

@@ -115,6 +115,18 @@ def test_an_update_replaces_what_was_measured_and_keeps_the_rest(gates: ModuleTy
     assert [entry.get("date") for entry in written["cases"]] == [None, "2026"]
 
 
+def test_updates_in_another_folder_add_up(
+    gates: ModuleType, baselines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates.record, "RESULTS", tmp_path / "elsewhere")
+    for case, us in ((CASE, 18.0), ({"batch": 8, "misses": 328}, 13.0)):
+        made = gates.Gates("recall", "H200", update=True, baselines=baselines)
+        made.add(case, {"us_per_call": us})
+        made.write()
+    entries = json.loads((tmp_path / "elsewhere" / "recall.json").read_text())["cases"]
+    assert [entry["us_per_call"] for entry in entries] == [13.0, 18.0, 8.0]
+
+
 def test_what_is_kept_again_is_still_of_its_own_run(gates: ModuleType, baselines: Path) -> None:
     for us, misses in ((30.0, 533), (5.0, 0)):
         made = gates.Gates("recall", "H200", update=True, baselines=baselines)
