@@ -28,7 +28,7 @@ from native.step_binding import PREFETCH_CAP, TOP_K, Case, Part, Result, StepBen
 
 ROUNDS = 5
 WARM_UP = 2
-SETTLED = 5  # steps without misses, after which score expects none
+SETTLED = 5  # replays without misses, after which k-th scores are foretold as well as ever
 GRIDS = (32, 132)  # blocks of 512 threads; the gather takes the better one
 HOST_BYTES = 54e9  # of slabs
 MOST_LAYERS = 24

@@ -226,7 +226,7 @@ def test_a_runtime_may_be_dropped_while_a_session_of_it_is_busy():
 
 
 def test_a_stream_is_let_go_of_at_once(make_runtime, monkeypatch):
-    """It has to live until the next use_stream, not until the pass after it."""
+    """Where torch has a stream to go to; else it stays in use, and has to live."""
     used = []
     core = SimpleNamespace(device="cuda:0", use_stream=used.append)
     torchs = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=7)))

@@ -34,6 +34,7 @@ def test_a_plain_shape_is_deepseek_v32():
 
 BAD_SHAPES = [
     ("layers", 0),
+    ("layers", True),
     ("layers", -1),
     ("layers", 1 << 30),
     ("layers", 1 << 31),

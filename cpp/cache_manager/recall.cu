@@ -1,6 +1,6 @@
 // recall: makes the selected rows resident and says in which slots they are. One launch, many blocks, no barrier
 // between them: residency.cuh says what keeps them from each other's slots.
-// Cost on an H200 (bench/results/recall.json): 2.8 us for 2,048 hits, 3.6 for 26,624; 20, 63 and 204 us with 533, 2,665
+// Cost on an H200 (bench/results/recall.json): 2.8 us for 2,048 hits, 3.5 for 26,624; 20, 64 and 209 us with 533, 2,665
 // and 13,312 misses among the latter. docs/measurements/recall.md has what that is made of, layer.md the timeline.
 //
 // A block takes consecutive entries of the selection, so that its misses are in order of address (positions ascend).
@@ -223,7 +223,7 @@ __device__ void find_slots(const RecallParams& p, const CopyQueue& queue, Recall
     if (missing.rows > 0 || counts.prefetched<kForecasts>() > 0) {
       AtomicWord(p.layer.replacement->missed).store(now, cuda::memory_order_relaxed);
     }
-    if (queue.place == 0) {
+    if (queue.place == 0) {  // for the next score, all of whose thread blocks have to see the same
       p.layer.replacement->expected = p.layer.replacement->asked;
     }
   }

@@ -49,8 +49,8 @@ struct alignas(8) ReplacementState {
   std::int32_t popped = 0;     ///< latest tick in which a recall found some there, and may have taken them (GPU)
   std::int32_t missed = 0;     ///< latest tick in which rows were missing, or had been until score (GPU)
   std::int32_t nan_codes = 0;  ///< 1 once a row with a NaN code has come to a slot (GPU): nan_codes.cuh
-  /// Rows that the last score which prefetched found missing, while there was time (GPU). Recall, which nobody reads
-  /// beside, makes it what the next score goes by.
+  /// Rows that the last score with prefetch asked for (GPU). Score writes it while others of its thread blocks may
+  /// still begin; all have to see the same number, so they read `expected`, to which recall copies it.
   std::int32_t asked = 0;
   std::int32_t expected = 0;
 };

@@ -9,11 +9,11 @@
 // there are. Where selections are one split, blocks have so many halves in a row that FP8 rows are loaded otherwise
 // (mla_rows.cuh) and references told earlier (mla_attend.cuh): kWhole, with the same bits. With fewer halves that takes
 // longer.
-// Cost, FP8 rows on an H200: 410 TFLOP/s with 64 query rows of 128 heads, 400 with 102. A tile takes some 9,200 cycles:
-// gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the tensor cores 4,352, shared memory 6,000.
-// An item takes 7,400 to 8,600 more to leave its sums, tell and combine. docs/measurements/attention.md has the parts.
-// 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16 rows), 217 KB of shared memory: one block per
-// multiprocessor.
+// Cost, FP8 rows on an H200: 420 TFLOP/s with 64 query rows of 128 heads, 410 with 102. A tile takes some 9,200 cycles,
+// 8,700 with kWhole: gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the tensor cores 4,352,
+// shared memory 6,000. An item takes 7,400 to 8,600 more to leave its sums, tell and combine.
+// docs/measurements/attention.md has the parts. 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16
+// rows), 217 KB of shared memory: one block per multiprocessor.
 //
 // A block waits for others of its team, which need not have begun: another kernel may hold multiprocessors, even
 // another launch of this one. Blocks take tickets as they begin, and a team's are next to each other. So of the blocks
@@ -84,8 +84,8 @@ Kernel kernel_of(RowFormat format, bool whole) {
   }
   return whole ? attend_sm90<RowFormat::fp8_656, kTeams, true> : attend_sm90<RowFormat::fp8_656, kTeams, false>;
 }
-/// `whole`: selections are one split. That this is so is not compiled into what is common to all launches: with less of
-/// it there, the compiler orders the gathering loop worse, and a call takes 3% longer.
+/// `whole`: a selection is one split. Only gathering and the telling of references are compiled for it; with the number
+/// of splits constant everywhere the compiler orders the gathering loop worse, and a call takes 3 % longer.
 Kernel kernel_for(RowFormat format, Teams teams, bool whole) {
   return teams == Teams::once ? kernel_of<Teams::once>(format, whole) : kernel_of<Teams::deal>(format, whole);
 }

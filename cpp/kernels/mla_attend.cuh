@@ -6,6 +6,8 @@
 //   one     logits 0, softmax 0 | outputs += half 0 |                       | outputs += half 1
 //   other                       | outputs += half 0 | logits 1, softmax 1   | outputs += half 1
 //
+// Where selections are one split (kWhole), references and factors are told before there are weights: the other
+// warpgroup rescales meanwhile, and sums are added up behind the weights. Bits are the same.
 // The halves are a loop, 12.5 KB of code: with twice as much, a layer of 8 sessions took 1.3 us longer.
 //
 // References pass from half to half, so both warpgroups have the same. What a warpgroup does depends on nothing that
@@ -76,7 +78,7 @@ __device__ __forceinline__ void attend_own(float scale, std::uint32_t half, std:
   ptx::fence_proxy_async();
   announce_aligned(weights_barrier(half), kConsumers);
   if constexpr (kWhole) {  // what the other warpgroup does not wait for; factors meanwhile took no registers
-    load_factors(shared, half, factors);
+    load_factors(shared, half, factors);  // by a lane of this warp, whose accesses are in order
     rescale_sums(factors, attention);
     weights.add_to(attention.sum);
   }
@@ -101,7 +103,7 @@ __device__ __forceinline__ void attend_other(std::uint32_t half, Shared& shared,
   rescale_sums(factors, attention);
   rescale(factors, attention.out);
   if constexpr (kWhole) {
-    ptx::pin(attention.out);
+    ptx::pin(attention.out);  // rescaled by now, not behind the wait
     join_aligned(weights_barrier(half), kConsumers);
   }
   const std::uint64_t weights = ptx::k_major(ptx::shared_address(shared.rows[half]) + kRopeOffset);

@@ -8,8 +8,8 @@
 // bound the k-th score itself? Else three digits as in select.cu, from histograms over the cluster; then blocks count
 // and write their parts in order. Bits do not depend on the way taken.
 // Shared memory: the list (64 KB for k up to 2048), 10 bytes per 64 positions, a histogram.
-// Cost on an H200, k = 2048 of 102,400 scores: 11.2 us for a row, 11.9 for 13, 25 for 102; from score's list of 1.5 k
-// tokens 5.4, 6.0 and 5.7. An empty kernel of this grid takes 0.6, one that loads a list and writes as many positions
+// Cost on an H200, k = 2048 of 102,400 scores: 11.2 us for a row, 11.9 for 13, 24 for 102; from score's list of 1.5 k
+// tokens 5.4, 5.9 and 6.4. An empty kernel of this grid takes 0.6, one that loads a list and writes as many positions
 // 1.4. The rest is spent step by step by one multiprocessor; docs/measurements/select.md has how long each takes.
 #include "kernels/select_cluster.hpp"
 

@@ -45,15 +45,15 @@ class BlockPool {
   void share(std::span<const std::int32_t> blocks) { allocator_.share(blocks); }
   /// A session gives up blocks.
   void drop(std::span<const std::int32_t> blocks);
-  /// Keeps blocks out of other hands for as long as the returned pointer (which also keeps `memory`) lives: a view that
-  /// the session with number `session` was asked for.
+  /// Keeps blocks of the session with number `session` out of other hands for as long as the returned pointer lives,
+  /// which also keeps `memory`.
   std::shared_ptr<const void> view(std::int64_t session, std::vector<std::int32_t> blocks,
                                    std::shared_ptr<const void> memory);
 
   /// Whether several sessions hold the block.
   bool shared(std::int32_t block) const;
-  /// Whether anybody but the session with number `session` has something to say in what the block holds: another
-  /// session, or a view that another one was asked for, which may be closed.
+  /// Whether the session with number `session` must not write to the block: another session holds it, or a view of
+  /// another one, open or closed, shows it.
   bool shown_to_others(std::int32_t block, std::int64_t session) const;
   /// Blocks that a session could get: free ones, and those in quarantine.
   std::int64_t free_blocks();

@@ -132,7 +132,7 @@ void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
   State& state = usable(session);
   // Rows that lie elsewhere would be lost: the session's own were never filled then.
   const bool begun = state.length == 0 && filled.length >= 1 && filled.length <= state.capacity && filled.writable &&
-                     filled.keep_alive == state.importing.lock() &&
+                     filled.keep_alive != nullptr && filled.keep_alive == state.importing.lock() &&
                      filled.rows.size() == static_cast<std::size_t>(plan_.shape.layers);
   if (!begun || !same_rows(filled.rows.front(), runs_of(state, 0, filled.length))) {
     throw InvalidArgument("filled: it is not what begin_import gave for this session, or the session was used since");
@@ -142,6 +142,7 @@ void RuntimeImpl::finish_import(const Session& session, const KvRuns& filled) {
 }
 
 void RuntimeImpl::complete_import(State& session, const KvRuns& filled) {
+  session.importing.reset();
   for (std::int32_t layer = 0; layer < plan_.shape.layers; ++layer) {
     const std::byte* keys = filled.index_keys[static_cast<std::size_t>(layer)].data();
     for_each_key_run(session, layer, filled.length, [&](std::byte* device, std::size_t offset, std::size_t bytes) {

@@ -18,7 +18,7 @@ using Integer = nb::typed<nb::object, std::int32_t>;
 
 std::int32_t checked(const char* field, const Integer& value) {
   std::int32_t number = 0;
-  if (!nb::try_cast(value, number)) {
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, number)) {
     throw InvalidArgument(std::string(field) + ": " + nb::repr(value).c_str() +
                           " given, expected an integer of 32 bits");
   }

@@ -187,7 +187,8 @@ class Runtime:
         """Uploads the index keys of `filled` and makes its tokens part of the session.
 
         Raises:
-            InvalidArgument: `filled` is not of the last `begin_import`, or a pass has worked on the session since.
+            InvalidArgument: `filled` is not of the last `begin_import`, or a pass or an import has written to
+                the session since.
         """
         self._core.finish_import(session, filled)
 
@@ -239,9 +240,10 @@ class Runtime:
         """Sets the CUDA stream that later calls work on.
 
         Args:
-            stream: cudaStream_t as an integer; it must live until the next `use_stream` or `close`. It is torch's
-                current stream while a forward runs. None, the default, means torch's current stream at each call if
-                torch with CUDA is loaded, else the one that is used already, at first one of the runtime's own.
+            stream: cudaStream_t as an integer; it must live until calls work on another stream, or until `close`. It
+                is torch's current stream while a forward runs. None, the default, means torch's current stream at
+                each call if torch with CUDA is loaded, else the one that is used already, at first one of the
+                runtime's own.
         """
         self._stream = stream
         if stream is None:  # now, not at the next pass: the stream that was set may be gone by then

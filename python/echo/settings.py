@@ -67,10 +67,10 @@ def check(settings: dict[str, Any]) -> None:
     echo.make_plan(echo.ModelShape.tiny(), echo.RuntimeConfig(**free, **fixed), echo.MachineLimits())
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: object) -> None:
     """InvalidArgument naming `seed` if it is one that generators of numpy or torch do not take."""
-    if not 0 <= seed < 1 << 63:
-        raise echo.InvalidArgument(f"seed: {seed} given, expected 0 to {(1 << 63) - 1}")
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise echo.InvalidArgument(f"seed: {seed!r} given, expected an integer from 0 to {(1 << 63) - 1}")
 
 
 def _text(default: str | int | float) -> str:

@@ -222,6 +222,18 @@ def test_sources_that_do_not_fit_are_refused(make_rig, what):
     assert empty.session.length == 70
 
 
+def test_an_import_is_not_finished_over_another_one(make_rig):
+    rig = make_rig(small_shape())
+    first, second = rig.open(128), rig.open(128)
+    rig.prefill(second, tokens_of(4, 80))
+    filled = rig.runtime.begin_import(first.session, 80)
+    rig.runtime.import_kv(first.session, rig.runtime.export_kv(second.session))
+    first.session.truncate(0)
+    with pytest.raises(echo.InvalidArgument, match="^filled: "):
+        rig.runtime.finish_import(first.session, filled)  # its rows are the other session's
+    assert first.session.length == 0
+
+
 def test_imports_are_finished_only_with_what_was_begun(make_rig):
     rig = make_rig(small_shape())
     first, second = rig.open(128), rig.open(128)

@@ -81,7 +81,7 @@ class ECHO_API Runtime {
   void import_kv(const Session& session, const KvRuns& source);
   /// The same without a copy: begin_import returns writable views for `tokens` tokens of an empty session,
   /// finish_import uploads their index keys and makes the tokens part of the session. It takes what the last
-  /// begin_import gave, and only if no pass has worked on the session since.
+  /// begin_import gave, and only if neither a pass nor another import has written to the session since.
   KvRuns begin_import(const Session& session, std::int64_t tokens);
   void finish_import(const Session& session, const KvRuns& filled);
 

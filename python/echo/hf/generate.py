@@ -66,7 +66,10 @@ def generate(
         raise InvalidArgument(f"model: it is on {model.device}, expected the runtime's device, {rt.device}")
     check_seed(seed)
     ends = frozenset(model.stop_tokens if stop_tokens is None else stop_tokens)
-    room = rt.plan.config.max_context - max_new_tokens
+    context = rt.plan.config.max_context
+    if max_new_tokens >= context:
+        raise InvalidArgument(f"max_new_tokens: {max_new_tokens} given, expected less than max_context = {context}")
+    room = context - max_new_tokens
     waiting = deque(enumerate(_checked(prompts, model.config.vocab_size, room)))
     results: list[list[int]] = [[] for _ in prompts]
     running: list[_Text] = []
@@ -116,7 +119,8 @@ def _checked(prompts: Sequence[Sequence[int]], vocab: int, room: int) -> list[li
             raise InvalidArgument(f"prompts: entry {number} has tokens outside 0..{vocab - 1}")
         if len(tokens) > room:
             raise InvalidArgument(
-                f"prompts: entry {number} has {len(tokens)} tokens, with the new ones max_context has room for {room}"
+                f"prompts: entry {number} has {len(tokens)} tokens, expected at most {room}, which is max_context less "
+                "max_new_tokens"
             )
         checked.append(tokens)
     return checked
