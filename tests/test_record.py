@@ -132,7 +132,7 @@ def test_layers_can_be_left_out(record):
     [
         (("--tokens", "0"), "tokens: 0 given, expected at least 1"),
         (("--new-tokens", "0"), "new_tokens: 0 given, expected at least 1"),
-        (("--seed", "-1"), "seed: -1 given, expected 0 to"),
+        (("--seed", "-1"), "seed: -1 given, expected an integer from 0 to"),
         (("--continue", "model", "--temperature", "nan"), "temperature: nan given, expected at least 0"),
         (("--continue", "model", "--temperature", "-1"), "temperature: -1.0 given"),
         (("--temperature", "0.5"), "temperature: given for steps that decode the text; see --continue"),
