@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from support.hf_reference import hf, random_bytes, torch
 
@@ -97,6 +98,13 @@ def test_malformed_arguments_are_named(rt: echo.Runtime, dsa: Any, change: dict[
     with pytest.raises(echo.InvalidArgument, match=f"^{name}"):
         hf.generate(rt, dsa, **arguments)
     assert rt.stats().sessions == 0
+
+
+def test_integers_of_numpy_are_seeds(rt: echo.Runtime, dsa: Any) -> None:
+    first, second = (
+        hf.generate(rt, dsa, PROMPTS, max_new_tokens=4, temperature=1.0, seed=seed) for seed in (3, np.int64(3))
+    )
+    assert first == second
 
 
 def test_sessions_are_closed_when_the_model_fails(rt: echo.Runtime, dsa: Any) -> None:

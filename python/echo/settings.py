@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from numbers import Integral
 from typing import Any
 
 import echo
@@ -69,7 +70,7 @@ def check(settings: dict[str, Any]) -> None:
 
 def check_seed(seed: object) -> None:
     """InvalidArgument naming `seed` if it is one that generators of numpy or torch do not take."""
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+    if not isinstance(seed, Integral) or not 0 <= int(seed) < 1 << 63:
         raise echo.InvalidArgument(f"seed: {seed!r} given, expected an integer from 0 to {(1 << 63) - 1}")
 
 

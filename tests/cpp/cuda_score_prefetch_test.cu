@@ -100,7 +100,9 @@ void run_passes(const Sizes& sizes, std::int32_t top_k, int passes, unsigned see
     ASSERT_FALSE(::testing::Test::HasFailure());
     fetched = last.prefetched;
     used = last.prefetched_used;
-    asked = std::max(asked, world.replacement.read()[0].asked);
+    const ReplacementState state = world.replacement.read()[0];
+    EXPECT_EQ(state.expected, state.asked);  // what the next score goes by
+    asked = std::max(asked, state.asked);
   }
   const LayerCounters counters = world.counted();
   EXPECT_GT(fetched, 0);

@@ -85,7 +85,7 @@ def generate(
         while waiting or running:
             while waiting and len(running) < max_batch:
                 number, prompt = waiting[0]
-                draws = torch.Generator().manual_seed(seed + number)
+                draws = torch.Generator().manual_seed(int(seed) + number)
                 try:
                     session = rt.open_session(len(prompt) + max_new_tokens)
                 except CapacityError:
