@@ -23,10 +23,10 @@ WARM_UP = 3
 LENGTHS = (16_384, 65_536, 102_400, 131_072)
 CASES = [
     *(Case(batch, length) for batch in (1, 13, 102) for length in LENGTHS),
-    *(Case(batch, 102_400) for batch in (4, 8, 32, 64)),
+    *(Case(batch, 102_400) for batch in (4, 8, 16, 32, 64)),
     *(Case(batch, 102_400, listed) for batch in (1, 13, 102) for listed in (1.25, 1.5, 2.0)),
     *(Case(13, length, 1.5) for length in LENGTHS if length != 102_400),
-    *(Case(batch, 102_400, 1.5) for batch in (4, 8, 32, 64)),
+    *(Case(batch, 102_400, 1.5) for batch in (4, 8, 16, 32, 64)),
     Case(1, 1_048_576),
     Case(1, 1_048_576, 1.5),
     Case(13, 102_400, k=512),

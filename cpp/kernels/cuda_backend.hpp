@@ -44,7 +44,7 @@ class CudaBackend final : public Backend {
   bool sifts() const override { return score_sm90_; }
   std::size_t attend_alignment() const override { return attend_sm90_.teams > 0 ? 16 : 1; }
   /// Select leaves what they look at, if it is the kernel with clusters. Known after prepare.
-  bool forecasts() const override { return select_cluster_.largest_cluster > 0; }
+  bool forecasts() const override { return select_cluster_.usable(); }
 
   /// Until called, the backend works on a stream of its own. Later calls come after earlier ones on
   /// any stream, unless the new stream is being captured: then whoever captures it has to wait

@@ -14,6 +14,7 @@
 #include "kernels/select_cluster.hpp"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "kernels/launch.cuh"
 #include "kernels/ptx/barrier.cuh"
@@ -134,17 +135,21 @@ int clusters_at_once(std::int32_t blocks) {
   return clusters;
 }
 
-/// As many blocks per row as run at once, but parts of some size.
-std::int32_t blocks_per_row(const SelectParams& params, const SelectClusterPlan& plan, int multiprocessors) {
+/// As many blocks per row as still let all rows run at once, but parts of some size. A row that had to wait for another
+/// one's end would double the time, and a cluster lies within one of the GPU's groups of multiprocessors: 132 of them
+/// hold 30 clusters of 4, not 33.
+std::int32_t blocks_per_row(const SelectParams& params, const SelectClusterPlan& plan) {
   constexpr std::int64_t kSmallestPart = 4096;
-  constexpr std::int64_t kLargestPart = 32768;  // of 8 blocks; longer rows get 16
-  const std::int64_t rows = params.block.count;
+  constexpr std::int64_t kLongRow = 8 * 32768;  // gets 16 blocks
   std::int32_t blocks = 1;
-  while (blocks < 8 && 2 * blocks * rows <= multiprocessors && params.score_stride >= 2 * blocks * kSmallestPart) {
+  for (std::size_t i = 1; i < plan.at_once.size(); ++i) {
+    const std::int64_t scores = i + 1 < plan.at_once.size() ? 2 * blocks * kSmallestPart : kLongRow;
+    if (params.block.count > plan.at_once[i] || params.score_stride < scores) {
+      break;
+    }
     blocks *= 2;
   }
-  const bool long_rows = blocks == 8 && params.score_stride >= 8 * kLargestPart;
-  return long_rows && rows <= plan.clusters_of_16 ? 16 : std::min(blocks, plan.largest_cluster);
+  return blocks;
 }
 
 }  // namespace
@@ -166,15 +171,14 @@ SelectClusterPlan plan_select_cluster(int device) {
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   ECHO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   SelectClusterPlan plan;
-  for (const std::int32_t blocks : {1, 2, 4, 8}) {
-    plan.largest_cluster = clusters_at_once(blocks) > 0 ? blocks : plan.largest_cluster;
+  for (std::size_t i = 0; i < plan.at_once.size(); ++i) {
+    plan.at_once[i] = clusters_at_once(1 << i);
   }
-  plan.clusters_of_16 = clusters_at_once(16);
   return plan;
 }
 
 bool fits_select_cluster(const SelectParams& params, const SelectClusterPlan& plan) {
-  return plan.largest_cluster > 0 && params.shape.top_k > 0 && layout_of(params).capacity > 0 &&
+  return plan.usable() && params.shape.top_k > 0 && layout_of(params).capacity > 0 &&
          params.score_stride % kVectorScores == 0 &&
          reinterpret_cast<std::uintptr_t>(params.scores) % sizeof(float4) == 0;
 }
@@ -185,7 +189,7 @@ void launch_select_cluster(const SelectParams& params, const SelectClusterPlan& 
     return;
   }
   const Layout layout = layout_of(params);
-  const std::int32_t blocks = blocks_per_row(params, plan, context.multiprocessors);
+  const std::int32_t blocks = blocks_per_row(params, plan);
   const ClusterLaunch launch(context, blocks, params.block.count, kThreads, layout.bytes());
   ECHO_CUDA_CHECK(cudaLaunchKernelEx(&launch.config, select_cluster, params, layout, near, context.errors));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "kernels/launch.hpp"
@@ -8,10 +9,11 @@
 
 namespace echo {
 
-/// What select_cluster can do on a device; decided once.
+/// How many clusters run at once on a device; found once.
 struct SelectClusterPlan {
-  std::int32_t largest_cluster = 0;  ///< blocks, up to 8; 0: the kernel cannot be used
-  std::int32_t clusters_of_16 = 0;   ///< most that run at once
+  std::array<std::int32_t, 5> at_once{};  ///< clusters of 1, 2, 4, 8 and 16 blocks
+
+  bool usable() const { return at_once[0] > 0; }
 };
 
 /// The kernel needs a GPU with thread block clusters and code for it.
