@@ -7,7 +7,9 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -302,6 +304,12 @@ def test_batches_are_lists_that_grow(make_rig):
     assert echo.Batch([a.session, b.session], np.array([[1, 2], [3, 4]])).flat() == ([1, 2, 3, 4], 2)
     assert echo.Batch([a.session, b.session], torch.tensor([1, 2])).flat() == ([1, 2], 1)
     assert echo.Batch().flat() == ([], 1)
+    for sessions, tokens in (((a.session,), (5,)), ([a.session], np.array([5])), ([a.session], torch.tensor([5]))):
+        grown = echo.Batch(sessions, tokens)
+        grown.add(b.session, 6)
+        assert grown.flat() == ([5, 6], 1) and len(grown.sessions) == 2
+    sessions, tokens = [a.session], [5]
+    assert echo.Batch(sessions, tokens).tokens is tokens
     batch.tokens.append(7)
     with pytest.raises(echo.InvalidArgument, match="^tokens: 3 entries given"):
         batch.flat()
@@ -318,6 +326,57 @@ def test_batches_that_no_step_would_take_are_not_made(make_runtime):
     ):
         with pytest.raises(echo.InvalidArgument, match=message):
             echo.Batch(sessions, tokens)
+
+
+@pytest.mark.parametrize("bad", [1.0, "1", True, 1 << 80, -(1 << 80), [1], np.float64(1)])
+def test_what_is_no_integer_is_refused_by_name(make_rig, bad):
+    """Also what is one, but too large for any; numbers of numpy and torch are integers."""
+    rig = make_rig(small_shape())
+    runtime, pair = rig.runtime, rig.open(64)
+    rig.prefill(pair, [1, 2, 3])
+    empty = runtime.open_session(64)
+    calls: dict[str, list[Callable[[Any], object]]] = {
+        "max_tokens": [runtime.open_session, pair.session.fork],
+        "length": [pair.session.truncate],
+        "tokens": [lambda count: runtime.begin_import(empty, count)],
+        "layer": [runtime.cache_state],
+        "batch_sizes": [lambda size: runtime.capture(rig.model, [1, size])],
+        "layers": [lambda layers: echo.ModelShape(layers=layers)],
+    }
+    if not isinstance(bad, list):
+        calls["query_rows"] = [lambda rows: runtime.capture(rig.model, [1], rows)]
+    for name, named in calls.items():
+        for call in named:
+            with pytest.raises(echo.InvalidArgument, match=f"^{name}: .* given, expected an integer of (32|64) bits"):
+                call(bad)
+    assert rig.stats().sessions == 2 and pair.session.length == 3
+    for good in (np.int64(3), np.uint8(3), torch.tensor(3)):
+        pair.session.truncate(good)
+        pair.session.fork(good).close()
+        runtime.open_session(good).close()
+    empty.close()
+    rig.check()
+
+
+def test_sizes_that_are_no_list_are_refused_by_name(make_rig):
+    rig = make_rig(small_shape())
+    for sizes in (1, None):
+        with pytest.raises(echo.InvalidArgument, match=f"^batch_sizes: {sizes} given, expected a list"):
+            rig.runtime.capture(rig.model, sizes)
+    rig.runtime.capture(rig.model, (size for size in (1, 2)))
+
+
+def test_padding_has_as_many_rows_as_what_was_captured(make_rig):
+    """A worker without requests steps with those that have some, whatever it captured."""
+    rig = make_rig(small_shape(), query_rows=3)
+    with pytest.raises(echo.StateError, match="^forward: none given, and none was captured"):
+        rig.runtime.step(echo.Batch())
+    rig.runtime.capture(rig.model, [2], query_rows=3)
+    outputs, selections = rig.runtime.step(echo.Batch())
+    assert len(outputs) == len(selections) == 0 and rig.stats().steps == 1
+    rig.runtime.capture(rig.model, [2], query_rows=2)
+    rig.runtime.step(echo.Batch())
+    assert rig.stats().steps == 2
 
 
 @pytest.mark.parametrize("shape", ["deepseek_v32", None, {"layers": 2}])

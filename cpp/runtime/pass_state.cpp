@@ -29,6 +29,7 @@ void require_array(const char* name, const Array& array, std::initializer_list<D
     throw InvalidArgument(std::string(name) + ": " + to_string(array) + " given, expected " + expected + " [" +
                           extents + "]");
   }
+  require_aligned(name, array, size_of(array.dtype));
 }
 
 void require_aligned(const char* name, const Array& array, std::size_t alignment) {

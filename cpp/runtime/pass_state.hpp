@@ -13,7 +13,8 @@
 
 namespace echo {
 
-/// Throws InvalidArgument naming `name` unless the array is of one of the types and of this shape.
+/// Throws InvalidArgument naming `name` unless the array is of one of the types and of this shape, and lies where
+/// elements of its type may.
 void require_array(const char* name, const Array& array, std::initializer_list<DType> types,
                    std::initializer_list<std::int64_t> shape);
 /// Throws InvalidArgument naming `name` unless the array's address is a multiple of `alignment`.

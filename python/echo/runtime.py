@@ -125,14 +125,18 @@ class Runtime:
         """
         if not callable(forward):
             raise InvalidArgument(f"forward: {forward!r} given, expected a callable")
+        try:
+            sizes = list(batch_sizes)
+        except TypeError as error:
+            raise InvalidArgument(f"batch_sizes: {batch_sizes!r} given, expected a list of them") from error
         with self._pass():
             before = self._forwards.get(query_rows)
             self._forwards[query_rows] = forward
             try:
                 if self.device == "cpu":
-                    self._core.capture(self._captured(query_rows), list(batch_sizes), query_rows, None)
+                    self._core.capture(self._captured(query_rows), sizes, query_rows, None)
                 else:
-                    self._capture_with_torch(list(batch_sizes), query_rows)
+                    self._capture_with_torch(sizes, query_rows)
             except BaseException:
                 if before is None:
                     del self._forwards[query_rows]
@@ -162,6 +166,8 @@ class Runtime:
         if not isinstance(batch, Batch):
             raise InvalidArgument(f"batch: {batch!r} given, expected an echo.Batch")
         tokens, query_rows = batch.flat()
+        if not batch.sessions and query_rows not in self._forwards:  # padding has as many rows as what was captured
+            query_rows = min(self._forwards, default=query_rows)
         with self._pass():
             self._core.step(batch.sessions, tokens, query_rows, self._eager(forward))
             return self._output if forward is not None else _cut(self._output, len(tokens))

@@ -111,6 +111,23 @@ def test_malformed_arrays_are_refused_by_name(make_rig, device, verb, name):
     tried_in_a_step(make_rig, verb, bad_calls)
 
 
+@pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, names in ARGUMENTS.items() for name in names])
+def test_elements_that_begin_anywhere_are_refused_by_name(make_rig, device, verb, name):
+    if device != "cpu":
+        pytest.skip("torch makes no such tensors")
+
+    def bad_calls(p: echo.ForwardPass, layer: int) -> None:
+        good = tensors(device)
+        for offset in (1, 2, 3):
+            kind = good[name].numpy()
+            buffer = np.zeros(kind.nbytes + offset, np.uint8)
+            moved = np.ndarray(kind.shape, kind.dtype, buffer, offset)
+            with pytest.raises(echo.InvalidArgument, match=f"^{name}: address .* expected a multiple of 4"):
+                call(p, verb, layer, {**good, name: moved})
+
+    tried_in_a_step(make_rig, verb, bad_calls)
+
+
 @pytest.mark.parametrize("name", ["q", "out"])
 def test_addresses_that_a_kernel_cannot_take_are_refused(make_rig, device, name):
     if not hopper_attends(device):
