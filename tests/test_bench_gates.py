@@ -72,6 +72,13 @@ def test_another_count_fails_in_either_direction(gates: ModuleType, baselines: P
     assert f"launches_per_call is {launches}" in check(gates, baselines, launches_per_call=launches)
 
 
+def test_a_count_that_is_gone_and_a_time_that_is_none_fail(gates: ModuleType, baselines: Path) -> None:
+    made = gates.Gates("recall", "H200", baselines=baselines)
+    (problem, _) = made.add(CASE, {"us_per_call": 20.0}, exact=["launches_per_call"], times=["us_per_call"])
+    assert "launches_per_call is None, the baseline has 1" in problem
+    assert "us_per_call is nan" in check(gates, baselines, us_per_call=float("nan"))
+
+
 def test_times_of_another_gpu_are_not_compared_but_counts_are(gates: ModuleType, baselines: Path) -> None:
     assert check(gates, baselines, gpu="H100", us_per_call=99.0) == ""
     assert check(gates, baselines, gpu="H100", launches_per_call=3) != ""
