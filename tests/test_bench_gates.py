@@ -105,6 +105,24 @@ def test_a_run_leaves_the_baseline_alone(gates: ModuleType, baselines: Path) -> 
     assert (baselines / "recall.json").read_bytes() == before
 
 
+def test_a_run_that_is_ended_while_it_writes_leaves_the_baseline_whole(
+    gates: ModuleType, baselines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (baselines / "recall.json").read_bytes()
+    made = gates.Gates("recall", "H200", update=True, baselines=baselines)
+    made.add(CASE, OLD)
+    whole = Path.write_text
+
+    def half(path: Path, text: str) -> int:
+        whole(path, text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        made.write()
+    assert (baselines / "recall.json").read_bytes() == before
+
+
 def test_results_for_another_folder_keep_their_name(gates: ModuleType, baselines: Path, tmp_path: Path) -> None:
     gates.record.RESULTS = tmp_path / "elsewhere"
     made = gates.Gates("recall", "H200", baselines=baselines)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import echo
-from echo import settings, trace_options
+from echo import files, settings, trace_options
 from echo.decoding import device_of, one_torch_thread
 from echo.demo import text as texts
 from echo.demo.decode import LastSelections, Workload
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
     save_picture(options.plot, resident, offloaded)
     console.print(f"picture: {options.plot}")
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        files.write_text(options.json, json.dumps(report, indent=2) + "\n")
         console.print(f"figures: {options.json}")
     return 0 if report["tokens_equal"] and report["selections_equal"] else 1
 
