@@ -120,6 +120,7 @@ BlockView ForwardPass::State::view_of(RowBlock block) const {
 void ForwardPass::State::check_append(const Array& kv, const Array& index_key) const {
   if (kv.dtype == DType::u8 || shape.row_format == RowFormat::raw) {
     require_array("kv", kv, {DType::u8}, {step.rows, plan.shape.row_bytes()});
+    require_aligned("kv", kv, backend.row_alignment());
   } else {
     require_array("kv", kv, {DType::f32, DType::bf16}, {step.rows, plan.shape.row_dim()});
   }
@@ -131,6 +132,7 @@ void ForwardPass::State::check_append(const Array& kv, const Array& index_key) c
 void ForwardPass::State::check_score(const Array& index_q, const Array& index_weights) const {
   require_array("index_q", index_q, {DType::f32, DType::bf16}, {step.rows, shape.index_heads, shape.index_dim});
   require_array("index_weights", index_weights, {DType::f32}, {step.rows, shape.index_heads});
+  require_aligned("index_q", index_q, backend.score_alignment());
 }
 
 void ForwardPass::State::check_selected() const {

@@ -128,10 +128,10 @@ def test_elements_that_begin_anywhere_are_refused_by_name(make_rig, device, verb
     tried_in_a_step(make_rig, verb, bad_calls)
 
 
-@pytest.mark.parametrize("name", ["q", "out"])
+@pytest.mark.parametrize("name", ["q", "out", "index_q"])
 def test_addresses_that_a_kernel_cannot_take_are_refused(make_rig, device, name):
     if not hopper_attends(device):
-        pytest.skip("only Hopper's kernel of attention wants more than the alignment of an element")
+        pytest.skip("only Hopper's kernels of attention and score want more than the alignment of an element")
     shape = full_width_shape("fp8_656", index_dim=128, query_heads=8, top_k=64)
 
     def bad_calls(p: echo.ForwardPass, layer: int) -> None:
