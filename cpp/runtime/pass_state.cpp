@@ -1,6 +1,7 @@
 #include "runtime/pass_state.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <string>
 
@@ -141,7 +142,7 @@ void ForwardPass::State::check_selected() const {
   }
 }
 
-void ForwardPass::State::check_attend(const Array& q, const Array& out) const {
+void ForwardPass::State::check_attend(const Array& q, float scale, const Array& out) const {
   if (shape.row_format == RowFormat::raw) {
     throw NotSupported("row_format: raw rows have no known layout; attend to recall's slots with a kernel of yours");
   }
@@ -149,6 +150,9 @@ void ForwardPass::State::check_attend(const Array& q, const Array& out) const {
   require_array("out", out, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, shape.latent_dim});
   require_aligned("q", q, backend.attend_alignment());
   require_aligned("out", out, backend.attend_alignment());
+  if (!std::isfinite(scale)) {
+    throw InvalidArgument("scale: " + std::to_string(scale) + " given, expected a finite number");
+  }
 }
 
 void ForwardPass::State::require_not_appended(std::int32_t layer) const {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -152,8 +154,17 @@ def test_bad_layers_blocks_and_positions_are_refused(make_rig, device):
             for number in (-1, 3, 1 << 30):
                 with pytest.raises(echo.InvalidArgument, match=f"^layer: {number} given, expected 0 to 2"):
                     call(p, verb, number, good)
+            for number in (1.0, "1", True, 1 << 80):
+                with pytest.raises(echo.InvalidArgument, match="^layer: .* given, expected an integer of 32 bits"):
+                    call(p, verb, number, good)
         with pytest.raises(echo.InvalidArgument, match="^layer: 7"):
             p.select(7)
+        for scale in (math.nan, math.inf, -math.inf, 1e300):
+            with pytest.raises(echo.InvalidArgument, match="^scale: .* given, expected a finite number"):
+                p.attend(layer, good["q"], scale, good["out"])
+            given = {name: good[name] for name in ARGUMENTS["attention"]}
+            with pytest.raises(echo.InvalidArgument, match="^scale: .* given, expected a finite number"):
+                p.attention(layer, scale=scale, **given)
         for block in ((0, 1), (1, 1), (0, 3), (-1, 2), (0, 0)):
             for bad in (
                 lambda block=block: p.score(layer, good["index_q"], good["index_weights"], block),

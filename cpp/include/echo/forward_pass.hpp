@@ -24,7 +24,7 @@ struct LayerInputs {
   Array index_q;        ///< [rows, index_heads, index_dim]; absent likewise
   Array index_weights;  ///< f32 [rows, index_heads], all constant factors folded in; absent likewise
   Array q;              ///< [rows, query_heads, latent + rope], the key projection absorbed
-  float scale = 1.0F;   ///< softmax scale
+  float scale = 1.0F;   ///< softmax scale, finite
 };
 
 /// One run of a model over a batch (decode) or over a chunk of one session (prefill). The runtime makes it and
