@@ -17,6 +17,7 @@ import echo
 from echo import cli, settings
 from echo.demo import decode, text
 from echo.demo.figures import working_set
+from echo.traces import synthetic
 
 PLAN = ("plan", "--gpu-memory", "20G", "--host-memory", "110G", "--host-tokens", "1000000", "--max-batch", "13")
 
@@ -145,6 +146,29 @@ def test_what_echo_hf_needs_is_told():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: echo.hf: transformers is missing; ") and 'pip install ".[hf]"' in last
+
+
+def test_no_file_takes_the_place_of_another(capsys, tmp_path, monkeypatch):
+    """Neither of one that is read, nor of one that the same command writes; what is no file may be given twice."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    synthetic.generate("glm", steps=4, top_k=8).save("trace.npz")
+    Path("text.txt").write_text("a text")
+    Path("link").symlink_to("trace.npz")
+    for arguments, named in (
+        (("policies", "trace.npz", "--json", f"{tmp_path}/trace.npz"), "json: "),
+        (("predictor", "glm", "trace.npz", "--json", "link"), "json: "),
+        (("replay", "link", "--json", "./trace.npz"), "json: "),
+        (("record", "--text", "text.txt", "--out", "text.txt"), "out: 'text.txt' given, which is to be read"),
+        (("policies", "glm", "--json", "p.png", "--plot", "./p.png"), "plot: 'p.png' given, which is to be the json"),
+        (("profile", "--trace", "f", "--json", "f"), "json: 'f' given, which is to be the trace, too"),
+        (("bench", "decode", "--quick", "--json", "p.png", "--plot", "p.png"), "plot: 'p.png' given, which is"),
+    ):
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        status, out, err = run(capsys, *arguments)
+        assert status == 1 and not out and err.split(": ", 1)[1].startswith(named), err
+        assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert run(capsys, "policies", "trace.npz", "--pools", "1", "--json", "/dev/null")[0] == 0
 
 
 def test_files_that_fail_and_memory_that_is_missing_are_no_tracebacks(capsys, monkeypatch):

@@ -117,7 +117,7 @@ def _check(options: argparse.Namespace) -> None:
         raise echo.InvalidArgument("turn_every: expected several texts, and steps that follow them")
     if not 0 <= options.temperature < math.inf:
         raise echo.InvalidArgument(f"temperature: {options.temperature} given, expected at least 0")
-    trace_options.check_files(options, ("out",))
+    trace_options.check_files(options, ("out",), read=options.text or ())
 
 
 def _texts(files: Sequence[Path] | None) -> list[tuple[str, str]]:
