@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -276,6 +277,14 @@ def test_layers_of_the_cache_state_are_checked(make_runtime):
     assert (state["slot_of"] == -1).all() and (state["host_of"] == -1).all() and (state["stamp"] == -1).all()
 
 
+class Named(OrderedDict):
+    """Entries are attributes, too, as in the outputs of transformers' models."""
+
+    def __setitem__(self, name: str, part: Any) -> None:
+        super().__setitem__(name, part)
+        super().__setattr__(name, part)
+
+
 def test_outputs_may_be_anything(make_rig):
     """Tensors and tuples of them are cut to the batch's rows; what has no rows is left alone."""
     rig = make_rig(small_shape())
@@ -290,6 +299,11 @@ def test_outputs_may_be_anything(make_rig):
     outputs, (selections, same), label, nothing = rig.runtime.step(echo.Batch([pair.session], [1]))
     assert len(outputs) == len(selections) == 1
     assert same is scalar and label == name and nothing is None
+    for make in (dict, Named, lambda **parts: defaultdict(list, parts)):
+        rig.runtime.capture(lambda p, make=make: make(logits=rig.model(p)[0]), [4])
+        given = rig.runtime.step(echo.Batch([pair.session], [1]))
+        assert type(given) is type(make(logits=None)) and len(given["logits"]) == 1
+        assert not isinstance(given, Named) or given.logits is given["logits"]
     rig.runtime.capture(rig.model, [4])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import weakref
@@ -346,9 +347,12 @@ def _torch_with_cuda() -> Any:
 def _cut(output: Any, rows: int) -> Any:
     """Without the padding rows at the end of its first dimension."""
     if isinstance(output, (tuple, list)):
-        parts = [_cut(part, rows) for part in output]
-        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
-    if isinstance(output, dict):
-        return {name: _cut(part, rows) for name, part in output.items()}
+        entries = [_cut(part, rows) for part in output]
+        return type(output)(*entries) if hasattr(output, "_fields") else type(output)(entries)
+    if isinstance(output, dict):  # also what derives from it, such as the outputs of transformers' models
+        parts = copy.copy(output)
+        for name, part in output.items():
+            parts[name] = _cut(part, rows)
+        return parts
     shape = getattr(output, "shape", None)
     return output[:rows] if shape is not None and len(shape) > 0 and shape[0] > rows else output
