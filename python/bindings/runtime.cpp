@@ -120,7 +120,10 @@ void register_runtime(nb::module_& module) {
       .def("stats", &Runtime::stats, nb::call_guard<nb::gil_scoped_release>())
       .def("cache_state", &cache_state, "layer"_a,
            nb::sig("def cache_state(self, layer: int) -> dict[str, typing.Any]"))
-      .def("use_stream", &Runtime::use_stream, "stream"_a)
+      .def(
+          "use_stream",
+          [](Runtime& self, const Integer<std::uintptr_t>& stream) { self.use_stream(integer("stream", stream)); },
+          "stream"_a)
       .def("synchronize", &Runtime::synchronize, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Runtime::close, nb::call_guard<nb::gil_scoped_release>());
 }

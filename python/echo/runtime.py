@@ -251,13 +251,17 @@ class Runtime:
                 is torch's current stream while a forward runs. None, the default, means torch's current stream at
                 each call if torch with CUDA is loaded, else the one that is used already, at first one of the
                 runtime's own.
+
+        Raises:
+            InvalidArgument: naming `stream`, if it is no integer.
         """
-        self._stream = stream
-        if stream is None:  # now, not at the next pass: the stream that was set may be gone by then
+        now = stream
+        if stream is None:  # not only at the next pass: the stream that was set may be gone by then
             torch = None if self.device == "cpu" else _torch_with_cuda()
-            stream = None if torch is None else self._torch_stream(torch).cuda_stream
-        if stream is not None:
-            self._core.use_stream(stream)
+            now = None if torch is None else torch.cuda.current_stream(self.device).cuda_stream
+        if now is not None:
+            self._core.use_stream(now)
+        self._stream = stream
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
