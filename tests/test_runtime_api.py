@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -250,6 +251,32 @@ def test_a_stream_is_let_go_of_at_once(make_runtime, monkeypatch):
     with pytest.raises(echo.StateError, match="^runtime: it is closed"):
         runtime.use_stream(6)
     assert runtime._stream == 5
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_capture_that_fails_leaves_the_stream_that_was_set(make_runtime, monkeypatch, broken):
+    used = []
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    def use_stream(stream: int) -> None:
+        used.append(stream)
+        if broken and len(used) > 1:
+            raise echo.CudaError("nothing works any more")
+
+    def wait(_: object) -> None:
+        """Of a stream that is on no GPU."""
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(cuda_stream=7, wait_stream=wait))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    runtime = make_runtime(small_shape())
+    real, runtime._core = runtime._core, SimpleNamespace(device="cuda:0", use_stream=use_stream, capture=fail)
+    monkeypatch.setattr(runtime, "_torch_stream", lambda _: SimpleNamespace(cuda_stream=5, wait_stream=wait))
+    with pytest.raises(ZeroDivisionError):
+        runtime._capture_with_torch([1], 1)
+    assert used == [7, 5]
+    runtime._core = real
 
 
 def resident_bytes() -> int:

@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -335,11 +335,19 @@ class Runtime:
 
             return replay
 
+        def back() -> None:
+            own.wait_stream(stream)
+            self._core.use_stream(own.cuda_stream)
+
         self._core.use_stream(stream.cuda_stream)
-        with torch.cuda.stream(stream):
-            self._core.capture(self._captured(query_rows), batch_sizes, query_rows, capturer)
-        own.wait_stream(stream)
-        self._core.use_stream(own.cuda_stream)
+        try:
+            with torch.cuda.stream(stream):
+                self._core.capture(self._captured(query_rows), batch_sizes, query_rows, capturer)
+        except BaseException:
+            with suppress(RuntimeError):  # who asks wants to know what came first
+                back()
+            raise
+        back()
 
 
 def _torch_with_cuda() -> Any:
