@@ -59,13 +59,14 @@ class Gates:
             return []
         old = self.old_cases.get(case_key(case), {})
         problems = [
-            f"{name} is {figures[name]}, the baseline has {old[name]}"
+            f"{name} is {figures.get(name)}, the baseline has {old[name]}"
             for name in exact
-            if name in old and figures[name] != old[name]
+            if name in old and figures.get(name) != old[name]
         ]
         for name in times if self._gpu_of(old) == self.gpu else ():
             before, now = old.get(name), figures.get(name)
-            if before is not None and now is not None and now > before * (1 + TOLERANCE):
+            # NaN, which is no time, is not at most anything.
+            if before is not None and now is not None and not now <= before * (1 + TOLERANCE):
                 problems.append(
                     f"{name} is {now:.2f}, the baseline has {before:.2f}: {now / before - 1:+.0%}, "
                     f"allowed are {TOLERANCE:+.0%}"

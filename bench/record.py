@@ -50,7 +50,9 @@ def write(name: str, cases: list[dict[str, Any]]) -> Path:
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    part = path.with_suffix(".part")  # whoever is ended here leaves a baseline whole
+    part.write_text(json.dumps(result, indent=2) + "\n")
+    part.replace(path)
     return path
 
 

@@ -2,7 +2,8 @@
 # Python build makes the package's folder the prefix).
 
 include(CMakePackageConfigHelpers)
-set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "Folder of libraries below the prefix")
+# No PATH: -DCMAKE_INSTALL_LIBDIR=lib64 would be taken to mean the current folder's.
+set(CMAKE_INSTALL_LIBDIR lib CACHE STRING "Folder of libraries below the prefix")
 set(echo_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/echo")
 
 install(TARGETS echo EXPORT echo-targets LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")

@@ -254,6 +254,16 @@ def test_nonsense_is_refused_by_name(capsys, flag, value, named):
     assert capsys.readouterr().err.startswith(f"echo-kv bench decode: {named}: ")
 
 
+def test_rows_that_lie_apart_take_the_memory_that_they_take(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr("echo.bench.command.measure", lambda asked, _: seen.append(asked) or [])
+    monkeypatch.setattr("echo.bench.tables.print_table", lambda *_: None)
+    for flags in ((), ("--host-row-stride", "1312")):
+        assert cli.main([*SMALL, "--requests", "100", "--systems", "echo", "--device", "cpu", *flags]) == 0
+    packed, apart = (sum(seen[i].load.lengths) for i in (0, -1))
+    assert 0.3 * packed < apart < 0.6 * packed
+
+
 def test_on_the_cpu_everything_is_scaled_down_unless_asked_for(capsys, monkeypatch):
     seen = []
     monkeypatch.setattr("echo.bench.command.measure", lambda asked, _: seen.append(asked) or [])

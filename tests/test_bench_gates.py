@@ -72,6 +72,13 @@ def test_another_count_fails_in_either_direction(gates: ModuleType, baselines: P
     assert f"launches_per_call is {launches}" in check(gates, baselines, launches_per_call=launches)
 
 
+def test_a_count_that_is_gone_and_a_time_that_is_none_fail(gates: ModuleType, baselines: Path) -> None:
+    made = gates.Gates("recall", "H200", baselines=baselines)
+    (problem, _) = made.add(CASE, {"us_per_call": 20.0}, exact=["launches_per_call"], times=["us_per_call"])
+    assert "launches_per_call is None, the baseline has 1" in problem
+    assert "us_per_call is nan" in check(gates, baselines, us_per_call=float("nan"))
+
+
 def test_times_of_another_gpu_are_not_compared_but_counts_are(gates: ModuleType, baselines: Path) -> None:
     assert check(gates, baselines, gpu="H100", us_per_call=99.0) == ""
     assert check(gates, baselines, gpu="H100", launches_per_call=3) != ""
@@ -95,6 +102,24 @@ def test_a_run_leaves_the_baseline_alone(gates: ModuleType, baselines: Path) -> 
     made = gates.Gates("recall", "H200", baselines=baselines)
     made.add(CASE, {"us_per_call": 30.0}, times=["us_per_call"])
     assert made.write() == baselines / "recall.new.json"
+    assert (baselines / "recall.json").read_bytes() == before
+
+
+def test_a_run_that_is_ended_while_it_writes_leaves_the_baseline_whole(
+    gates: ModuleType, baselines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (baselines / "recall.json").read_bytes()
+    made = gates.Gates("recall", "H200", update=True, baselines=baselines)
+    made.add(CASE, OLD)
+    whole = Path.write_text
+
+    def half(path: Path, text: str) -> int:
+        whole(path, text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        made.write()
     assert (baselines / "recall.json").read_bytes() == before
 
 

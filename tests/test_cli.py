@@ -17,6 +17,7 @@ import echo
 from echo import cli, settings
 from echo.demo import decode, text
 from echo.demo.figures import working_set
+from echo.traces import synthetic
 
 PLAN = ("plan", "--gpu-memory", "20G", "--host-memory", "110G", "--host-tokens", "1000000", "--max-batch", "13")
 
@@ -44,6 +45,26 @@ def test_a_device_that_is_not_given_comes_from_the_variable(capsys, monkeypatch,
     assert status == 1 and f"{named}: 'cuda:99' given, but this build and machine offer" in out + err
 
 
+ONE_ROW = [
+    ("profile", "--synthetic", "--layers", "1", "--batch", "1", "--length", "64", "--steps", "1"),
+    ("profile", "--batch", "1", "--length", "64", "--steps", "1"),
+    ("bench", "decode", "--quick", "--requests", "2", "--layers", "1", "--output", "4", "--lengths", "128", "--pools",
+     "600", "--steps", "2"),
+    ("demo", "--tokens", "200", "--sessions", "1", "--new-tokens", "1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", ONE_ROW)
+def test_the_rows_of_another_model_change_no_command(capsys, monkeypatch, tmp_path, arguments):
+    """Who has set ECHO_QUERY_ROWS for a server that speculates can still profile, measure and look at the demo."""
+    pytest.importorskip("echo.hf")
+    pytest.importorskip("rich")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ECHO_QUERY_ROWS", "64")
+    status, _, err = run(capsys, *arguments, "--device", "cpu")
+    assert status == 0, err
+
+
 @pytest.mark.parametrize("arguments", [*COMMANDS, ("policies",), ("predictor",), ("cmake-dir",)])
 def test_flags_are_written_out_and_unknown_ones_show_the_commands_usage(capsys, arguments):
     name = " ".join(("echo-kv", *itertools.takewhile(str.isalpha, arguments[:2]))) if arguments[0] == "bench" else None
@@ -66,6 +87,12 @@ def test_whoever_has_seen_enough_of_the_output_gets_no_complaint():
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait() == 1
     process.stderr.close()
+
+
+def test_whoever_wants_no_output_gets_the_status():
+    command = f"{sys.executable} -m echo.cli {' '.join(PLAN)} >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_output_that_a_terminal_cannot_show_ends_nothing():
@@ -121,11 +148,49 @@ def test_what_echo_hf_needs_is_told():
     assert last.startswith("ImportError: echo.hf: transformers is missing; ") and 'pip install ".[hf]"' in last
 
 
+def test_no_file_takes_the_place_of_another(capsys, tmp_path, monkeypatch):
+    """Neither of one that is read, nor of one that the same command writes; what is no file may be given twice."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    synthetic.generate("glm", steps=4, top_k=8).save("trace.npz")
+    Path("text.txt").write_text("a text")
+    Path("link").symlink_to("trace.npz")
+    for arguments, named in (
+        (("policies", "trace.npz", "--json", f"{tmp_path}/trace.npz"), "json: "),
+        (("predictor", "glm", "trace.npz", "--json", "link"), "json: "),
+        (("replay", "link", "--json", "./trace.npz"), "json: "),
+        (("record", "--text", "text.txt", "--out", "text.txt"), "out: 'text.txt' given, which is to be read"),
+        (("policies", "glm", "--json", "p.png", "--plot", "./p.png"), "plot: 'p.png' given, which is to be the json"),
+        (("profile", "--trace", "f", "--json", "f"), "json: 'f' given, which is to be the trace, too"),
+        (("bench", "decode", "--quick", "--json", "p.png", "--plot", "p.png"), "plot: 'p.png' given, which is"),
+    ):
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        status, out, err = run(capsys, *arguments)
+        assert status == 1 and not out and err.split(": ", 1)[1].startswith(named), err
+        assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert run(capsys, "policies", "trace.npz", "--pools", "1", "--json", "/dev/null")[0] == 0
+
+
 def test_files_that_fail_and_memory_that_is_missing_are_no_tracebacks(capsys, monkeypatch):
     for error in (OSError(28, "No space left on device"), MemoryError("Unable to allocate 3 TiB")):
         monkeypatch.setattr("echo.cli._print_cmake_dir", lambda _, error=error: (_ for _ in ()).throw(error))
         status, _, err = run(capsys, "cmake-dir")
         assert status == 1 and err.startswith("echo-kv cmake-dir: ") and str(error) in err
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(1 << 58)
+    for error in (refused.value, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 TiB")):
+        monkeypatch.setattr("echo.cli._print_cmake_dir", lambda _, error=error: (_ for _ in ()).throw(error))
+        status, _, err = run(capsys, "cmake-dir")
+        assert status == 1 and err.startswith(f"echo-kv cmake-dir: there is not enough memory: {error}")
+    monkeypatch.setattr("echo.cli._print_cmake_dir", lambda _: (_ for _ in ()).throw(RuntimeError("a mistake")))
+    with pytest.raises(RuntimeError, match="a mistake"):
+        cli.main(["cmake-dir"])
+
+
+def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
+    monkeypatch.setattr("echo.cli._print_cmake_dir", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert run(capsys, "cmake-dir") == (130, "", "echo-kv cmake-dir: interrupted\n")
 
 
 def test_a_plan_shows_every_allocation_and_what_fits(capsys):
@@ -208,6 +273,21 @@ def test_the_doctor_says_what_runs_and_what_is_set_in_vain(capsys, monkeypatch):
         and "ECHO_MAX_BATHC is set, but there is no such setting; did you mean ECHO_MAX_BATCH?" in out
     )
     assert "runs on the CPU: " in out or "runs on the GPU: " in out
+
+
+@pytest.mark.parametrize("broken", ["raise OSError('libcudart.so.13: no such file')", "import a_part_of_it", ""])
+def test_the_doctor_says_which_package_is_broken(tmp_path, broken):
+    for package in ("torch", "transformers"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(broken)
+    path = os.pathsep.join((str(tmp_path), *sys.path))
+    done = subprocess.run(
+        [sys.executable, "-m", "echo.cli", "doctor"], env={**os.environ, "PYTHONPATH": path}, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("python"))
+    assert done.stderr == "" and line.count("cannot be imported (") == 2
+    assert all(f"{package} cannot" in line for package in ("torch", "transformers"))
 
 
 def test_the_doctor_looks_at_each_variable(capsys, monkeypatch):

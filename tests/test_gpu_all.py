@@ -170,3 +170,15 @@ echo "========= ERROR SUMMARY: 0 errors"
         "synccheck": "exit status 1, 1 tests passed; ",
     }
     assert check("sanitize", programs, GOOD="yes").returncode == 0
+
+
+def test_scripts_work_from_any_folder(tmp_path):
+    told = subprocess.run(
+        [os.path.relpath(ROOT / "tools/gpu_check.sh", tmp_path)], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "ECHO_RESULTS": str(tmp_path)},
+    )  # fmt: skip
+    assert told.returncode == 2 and "#   py-tests-alone" in told.stdout and not told.stderr
+    (tmp_path / "bin").mkdir()
+    for program in ("clang-format", "ruff"):
+        (tmp_path / "bin" / program).symlink_to("/bin/true")
+    subprocess.run(["bash", ROOT / "tools/lint.sh", "format", "bin"], cwd=tmp_path, check=True)

@@ -83,7 +83,14 @@ def test_nothing_to_do(rt: echo.Runtime, dsa: Any) -> None:
         ({"prompts": ["text"]}, "prompts: entry 0"),
         ({"prompts": [7]}, "prompts: entry 0"),
         ({"prompts": [[1], [2] * 1021]}, "prompts: entry 1"),
+        ({"prompts": None}, "prompts"),
+        ({"prompts": 7}, "prompts"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens"),
+        ({"max_new_tokens": "4"}, "max_new_tokens"),
+        ({"stop_tokens": 5}, "stop_tokens"),
+        ({"stop_tokens": ["5"]}, "stop_tokens"),
+        ({"temperature": None}, "temperature"),
         ({"temperature": -0.5}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"seed": -1}, "seed"),
@@ -105,6 +112,12 @@ def test_integers_of_numpy_are_seeds(rt: echo.Runtime, dsa: Any) -> None:
         hf.generate(rt, dsa, PROMPTS, max_new_tokens=4, temperature=1.0, seed=seed) for seed in (3, np.int64(3))
     )
     assert first == second
+
+
+def test_prompts_and_numbers_may_come_from_anywhere(rt: echo.Runtime, dsa: Any) -> None:
+    expected = hf.generate(rt, dsa, PROMPTS[:2], max_new_tokens=4)
+    given: Any = (torch.tensor(prompt) for prompt in PROMPTS[:2])
+    assert hf.generate(rt, dsa, given, max_new_tokens=np.int64(4), temperature=np.float32(0)) == expected
 
 
 def test_sessions_are_closed_when_the_model_fails(rt: echo.Runtime, dsa: Any) -> None:

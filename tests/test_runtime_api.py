@@ -7,7 +7,11 @@ import resource
 import subprocess
 import sys
 import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,6 +242,41 @@ def test_a_stream_is_let_go_of_at_once(make_runtime, monkeypatch):
         runtime.use_stream(None)
     assert used == [5, 7, 5]
     runtime._core = real
+    runtime.use_stream(5)
+    for bad in ("5", 5.0, -1, 1 << 64):
+        with pytest.raises(echo.InvalidArgument, match="^stream: .* given, expected an integer"):
+            runtime.use_stream(bad)
+    assert runtime._stream == 5
+    runtime.close()
+    with pytest.raises(echo.StateError, match="^runtime: it is closed"):
+        runtime.use_stream(6)
+    assert runtime._stream == 5
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_capture_that_fails_leaves_the_stream_that_was_set(make_runtime, monkeypatch, broken):
+    used = []
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    def use_stream(stream: int) -> None:
+        used.append(stream)
+        if broken and len(used) > 1:
+            raise echo.CudaError("nothing works any more")
+
+    def wait(_: object) -> None:
+        """Of a stream that is on no GPU."""
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(cuda_stream=7, wait_stream=wait))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    runtime = make_runtime(small_shape())
+    real, runtime._core = runtime._core, SimpleNamespace(device="cuda:0", use_stream=use_stream, capture=fail)
+    monkeypatch.setattr(runtime, "_torch_stream", lambda _: SimpleNamespace(cuda_stream=5, wait_stream=wait))
+    with pytest.raises(ZeroDivisionError):
+        runtime._capture_with_torch([1], 1)
+    assert used == [7, 5]
+    runtime._core = real
 
 
 def resident_bytes() -> int:
@@ -274,6 +313,14 @@ def test_layers_of_the_cache_state_are_checked(make_runtime):
     assert (state["slot_of"] == -1).all() and (state["host_of"] == -1).all() and (state["stamp"] == -1).all()
 
 
+class Named(OrderedDict):
+    """Entries are attributes, too, as in the outputs of transformers' models."""
+
+    def __setitem__(self, name: str, part: Any) -> None:
+        super().__setitem__(name, part)
+        super().__setattr__(name, part)
+
+
 def test_outputs_may_be_anything(make_rig):
     """Tensors and tuples of them are cut to the batch's rows; what has no rows is left alone."""
     rig = make_rig(small_shape())
@@ -288,6 +335,11 @@ def test_outputs_may_be_anything(make_rig):
     outputs, (selections, same), label, nothing = rig.runtime.step(echo.Batch([pair.session], [1]))
     assert len(outputs) == len(selections) == 1
     assert same is scalar and label == name and nothing is None
+    for make in (dict, Named, lambda **parts: defaultdict(list, parts)):
+        rig.runtime.capture(lambda p, make=make: make(logits=rig.model(p)[0]), [4])
+        given = rig.runtime.step(echo.Batch([pair.session], [1]))
+        assert type(given) is type(make(logits=None)) and len(given["logits"]) == 1
+        assert not isinstance(given, Named) or given.logits is given["logits"]
     rig.runtime.capture(rig.model, [4])
 
 
@@ -302,6 +354,12 @@ def test_batches_are_lists_that_grow(make_rig):
     assert echo.Batch([a.session, b.session], np.array([[1, 2], [3, 4]])).flat() == ([1, 2, 3, 4], 2)
     assert echo.Batch([a.session, b.session], torch.tensor([1, 2])).flat() == ([1, 2], 1)
     assert echo.Batch().flat() == ([], 1)
+    for sessions, tokens in (((a.session,), (5,)), ([a.session], np.array([5])), ([a.session], torch.tensor([5]))):
+        grown = echo.Batch(sessions, tokens)
+        grown.add(b.session, 6)
+        assert grown.flat() == ([5, 6], 1) and len(grown.sessions) == 2
+    sessions, tokens = [a.session], [5]
+    assert echo.Batch(sessions, tokens).tokens is tokens
     batch.tokens.append(7)
     with pytest.raises(echo.InvalidArgument, match="^tokens: 3 entries given"):
         batch.flat()
@@ -318,6 +376,57 @@ def test_batches_that_no_step_would_take_are_not_made(make_runtime):
     ):
         with pytest.raises(echo.InvalidArgument, match=message):
             echo.Batch(sessions, tokens)
+
+
+@pytest.mark.parametrize("bad", [1.0, "1", True, 1 << 80, -(1 << 80), [1], np.float64(1)])
+def test_what_is_no_integer_is_refused_by_name(make_rig, bad):
+    """Also what is one, but too large for any; numbers of numpy and torch are integers."""
+    rig = make_rig(small_shape())
+    runtime, pair = rig.runtime, rig.open(64)
+    rig.prefill(pair, [1, 2, 3])
+    empty = runtime.open_session(64)
+    calls: dict[str, list[Callable[[Any], object]]] = {
+        "max_tokens": [runtime.open_session, pair.session.fork],
+        "length": [pair.session.truncate],
+        "tokens": [lambda count: runtime.begin_import(empty, count)],
+        "layer": [runtime.cache_state],
+        "batch_sizes": [lambda size: runtime.capture(rig.model, [1, size])],
+        "layers": [lambda layers: echo.ModelShape(layers=layers)],
+    }
+    if not isinstance(bad, list):
+        calls["query_rows"] = [lambda rows: runtime.capture(rig.model, [1], rows)]
+    for name, named in calls.items():
+        for call in named:
+            with pytest.raises(echo.InvalidArgument, match=f"^{name}: .* given, expected an integer of (32|64) bits"):
+                call(bad)
+    assert rig.stats().sessions == 2 and pair.session.length == 3
+    for good in (np.int64(3), np.uint8(3), torch.tensor(3)):
+        pair.session.truncate(good)
+        pair.session.fork(good).close()
+        runtime.open_session(good).close()
+    empty.close()
+    rig.check()
+
+
+def test_sizes_that_are_no_list_are_refused_by_name(make_rig):
+    rig = make_rig(small_shape())
+    for sizes in (1, None):
+        with pytest.raises(echo.InvalidArgument, match=f"^batch_sizes: {sizes} given, expected a list"):
+            rig.runtime.capture(rig.model, sizes)
+    rig.runtime.capture(rig.model, (size for size in (1, 2)))
+
+
+def test_padding_has_as_many_rows_as_what_was_captured(make_rig):
+    """A worker without requests steps with those that have some, whatever it captured."""
+    rig = make_rig(small_shape(), query_rows=3)
+    with pytest.raises(echo.StateError, match="^forward: none given, and none was captured"):
+        rig.runtime.step(echo.Batch())
+    rig.runtime.capture(rig.model, [2], query_rows=3)
+    outputs, selections = rig.runtime.step(echo.Batch())
+    assert len(outputs) == len(selections) == 0 and rig.stats().steps == 1
+    rig.runtime.capture(rig.model, [2], query_rows=2)
+    rig.runtime.step(echo.Batch())
+    assert rig.stats().steps == 2
 
 
 @pytest.mark.parametrize("shape", ["deepseek_v32", None, {"layers": 2}])

@@ -125,7 +125,15 @@ def test_a_file_holds_ranks_on_a_grid(tmp_path, ranks):
     assert same(Trace.load(path), held)
 
 
-@pytest.mark.parametrize("values", [[5.0, 5.0, 5.0, 5.0], [1e30, 1e30, 1.0, -1e30], [2e-31, 1e-31, 0.0, -0.0]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [5.0, 5.0, 5.0, 5.0],
+        [1e30, 1e30, 1.0, -1e30],
+        [2e-31, 1e-31, 0.0, -0.0],
+        [1.5, 0.9165021, 0.8, -2.9],  # the last is brought to level 31, which float32 has a little farther away
+    ],
+)
 def test_scores_of_any_size_have_a_grid(tmp_path, values):
     ranked = np.array([[[2, 0, 1, 3]]], np.int32)
     scores = np.array([[values]], np.float32)

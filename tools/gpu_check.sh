@@ -181,7 +181,7 @@ case "$part" in
     "$PYTHON" "bench/${part#bench-}.py" "$@"
     ;;
   *)
-    sed -n '2,/^set/{/^#/p}' "$0"
+    sed -n '2,/^set/{/^#/p}' tools/gpu_check.sh
     exit 2
     ;;
 esac

@@ -4,9 +4,9 @@
 #   types    checks types of the installed package, where the generated stubs of the extension are, and of benchmarks
 #   fix      formats, and mends what ruff can mend
 set -euo pipefail
-cd "$(dirname "$0")/.."
 what=$1
 bin=$(realpath "$2")
+cd "$(dirname "$0")/.."
 
 cxx() {
   find cpp python/bindings tests bench -type f \

@@ -42,6 +42,8 @@ class CudaBackend final : public Backend {
   void prepare(const ScratchSizes& sizes) override;
 
   bool sifts() const override { return score_sm90_; }
+  std::size_t row_alignment() const override { return sizeof(std::uint32_t); }
+  std::size_t score_alignment() const override { return score_sm90_ ? 16 : 1; }
   std::size_t attend_alignment() const override { return attend_sm90_.teams > 0 ? 16 : 1; }
   /// Select leaves what they look at, if it is the kernel with clusters. Known after prepare.
   bool forecasts() const override { return select_cluster_.usable(); }

@@ -1,5 +1,7 @@
 #include "reference/thread_pool.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <string>
 #include <system_error>
@@ -14,7 +16,7 @@ constexpr std::int64_t kMaxThreads = 4096;
 constexpr std::int64_t kPiecesPerThread = 8;
 }  // namespace
 
-ThreadPool::ThreadPool(std::int64_t threads) {
+ThreadPool::ThreadPool(std::int64_t threads) : process_(getpid()) {
   if (threads < 0 || threads > kMaxThreads) {
     throw InvalidArgument("threads: " + std::to_string(threads) + " given, expected 0 to " +
                           std::to_string(kMaxThreads));
@@ -36,12 +38,21 @@ ThreadPool::ThreadPool(std::int64_t threads) {
 
 ThreadPool::~ThreadPool() { stop(); }
 
+bool ThreadPool::in_child() const { return getpid() != process_; }
+
 void ThreadPool::stop() noexcept {
+  if (in_child()) {
+    for (std::thread& worker : workers_) {
+      worker.detach();
+    }
+    static_cast<void>(meeting_.release());
+    return;
+  }
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(meeting_->mutex);
     stopping_ = true;
   }
-  wake_.notify_all();
+  meeting_->wake.notify_all();
   for (std::thread& worker : workers_) {
     worker.join();
   }
@@ -53,12 +64,12 @@ void ThreadPool::parallel_for(std::int64_t n, const Piece& piece) {
   }
   const std::int64_t length = std::max<std::int64_t>(1, n / (threads() * kPiecesPerThread));
   const std::int64_t helpers = std::min(threads(), (n + length - 1) / length) - 1;
-  if (helpers == 0) {
+  if (helpers == 0 || in_child()) {
     piece(0, n);
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(meeting_->mutex);
     piece_ = &piece;
     n_ = n;
     piece_length_ = length;
@@ -67,21 +78,21 @@ void ThreadPool::parallel_for(std::int64_t n, const Piece& piece) {
     invited_ = helpers;
   }
   for (std::int64_t i = 0; i < helpers; ++i) {
-    wake_.notify_one();
+    meeting_->wake.notify_one();
   }
   take_pieces();
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(meeting_->mutex);
   invited_ = 0;  // who has not woken up yet has nothing to do
-  finished_.wait(lock, [this] { return joined_ == 0; });
+  meeting_->finished.wait(lock, [this] { return joined_ == 0; });
   if (error_ != nullptr) {
     std::rethrow_exception(std::exchange(error_, nullptr));
   }
 }
 
 void ThreadPool::wait_for_work() {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(meeting_->mutex);
   for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || invited_ > 0; });
+    meeting_->wake.wait(lock, [this] { return stopping_ || invited_ > 0; });
     if (stopping_) {
       return;
     }
@@ -91,7 +102,7 @@ void ThreadPool::wait_for_work() {
     take_pieces();
     lock.lock();
     if (--joined_ == 0) {
-      finished_.notify_one();
+      meeting_->finished.notify_one();
     }
   }
 }
@@ -107,7 +118,7 @@ void ThreadPool::take_pieces() {
     }
   } catch (...) {
     next_.store(n_, std::memory_order_relaxed);
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(meeting_->mutex);
     if (error_ == nullptr) {
       error_ = std::current_exception();
     }

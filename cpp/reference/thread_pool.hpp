@@ -1,10 +1,13 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -12,7 +15,8 @@
 namespace echo {
 
 /// Threads that live as long as the pool and work on one loop at a time. The caller takes part, so
-/// a pool of one has no threads of its own. Loops must not be nested, and only one thread may call.
+/// a pool of one has no threads of its own. Loops must not be nested, and only one thread may call. In a
+/// child of fork(), which has no threads but the one that forked, that one does all.
 class ThreadPool {
  public:
   /// Work on iterations [begin, end).
@@ -33,14 +37,21 @@ class ThreadPool {
   void parallel_for(std::int64_t n, const Piece& piece);
 
  private:
+  /// On the heap: a child can neither lock nor destroy what threads of its parent waited for.
+  struct Meeting {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::condition_variable finished;
+  };
+
+  bool in_child() const;
   void wait_for_work();
   void take_pieces();
   void stop() noexcept;
 
   std::vector<std::thread> workers_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable finished_;
+  std::unique_ptr<Meeting> meeting_ = std::make_unique<Meeting>();
+  pid_t process_;             ///< that has the workers
   std::int64_t invited_ = 0;  ///< workers that may still join the loop
   std::int64_t joined_ = 0;   ///< workers inside the loop
   bool stopping_ = false;

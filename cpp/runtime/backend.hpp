@@ -53,8 +53,11 @@ class Backend {
   /// Rows that this device can fetch while it scores 1,000 tokens: what prefetch_cap = -1 stands for.
   virtual double prefetch_cap() const { return kPrefetchCap; }
 
-  /// What the addresses of attend's q and out have to be multiples of, in bytes. The same from prepare() on.
-  virtual std::size_t attend_alignment() const { return 1; }
+  // What addresses of arrays have to be multiples of, in bytes, besides the size of an element. The same from prepare()
+  // on.
+  virtual std::size_t row_alignment() const { return 1; }     ///< kv of encoded rows
+  virtual std::size_t score_alignment() const { return 1; }   ///< score's index_q
+  virtual std::size_t attend_alignment() const { return 1; }  ///< attend's q and out
 
   /// Whether forecast does anything. The same from prepare() on.
   virtual bool forecasts() const { return false; }

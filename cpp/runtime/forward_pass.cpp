@@ -32,7 +32,7 @@ void ForwardPass::attention(std::int32_t layer, const LayerInputs& in, const Arr
   } else {
     state_->check_selected();
   }
-  state_->check_attend(in.q, out);
+  state_->check_attend(in.q, in.scale, out);
   state_->require_not_appended(layer);
   // While decoding, score and recall append what they need of the new tokens: that saves a launch.
   const bool in_passing = !is_prefill();
@@ -119,7 +119,7 @@ Array ForwardPass::recall(std::int32_t layer, RowBlock block, const Array& selec
 void ForwardPass::attend(std::int32_t layer, const Array& q, float scale, const Array& out, RowBlock block) {
   State& s = *state_;
   s.require_layer(layer);
-  s.check_attend(q, out);
+  s.check_attend(q, scale, out);
   const BlockView view = s.view_of(block);
   if (s.recalled_layer != layer || s.recalled_block != view.tick_offset) {
     throw StateError("layer: the last recall was not of layer " + std::to_string(layer) + " and this block");

@@ -1,6 +1,7 @@
 #include "runtime/pass_state.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <string>
 
@@ -29,6 +30,7 @@ void require_array(const char* name, const Array& array, std::initializer_list<D
     throw InvalidArgument(std::string(name) + ": " + to_string(array) + " given, expected " + expected + " [" +
                           extents + "]");
   }
+  require_aligned(name, array, size_of(array.dtype));
 }
 
 void require_aligned(const char* name, const Array& array, std::size_t alignment) {
@@ -119,6 +121,7 @@ BlockView ForwardPass::State::view_of(RowBlock block) const {
 void ForwardPass::State::check_append(const Array& kv, const Array& index_key) const {
   if (kv.dtype == DType::u8 || shape.row_format == RowFormat::raw) {
     require_array("kv", kv, {DType::u8}, {step.rows, plan.shape.row_bytes()});
+    require_aligned("kv", kv, backend.row_alignment());
   } else {
     require_array("kv", kv, {DType::f32, DType::bf16}, {step.rows, plan.shape.row_dim()});
   }
@@ -130,6 +133,7 @@ void ForwardPass::State::check_append(const Array& kv, const Array& index_key) c
 void ForwardPass::State::check_score(const Array& index_q, const Array& index_weights) const {
   require_array("index_q", index_q, {DType::f32, DType::bf16}, {step.rows, shape.index_heads, shape.index_dim});
   require_array("index_weights", index_weights, {DType::f32}, {step.rows, shape.index_heads});
+  require_aligned("index_q", index_q, backend.score_alignment());
 }
 
 void ForwardPass::State::check_selected() const {
@@ -138,7 +142,7 @@ void ForwardPass::State::check_selected() const {
   }
 }
 
-void ForwardPass::State::check_attend(const Array& q, const Array& out) const {
+void ForwardPass::State::check_attend(const Array& q, float scale, const Array& out) const {
   if (shape.row_format == RowFormat::raw) {
     throw NotSupported("row_format: raw rows have no known layout; attend to recall's slots with a kernel of yours");
   }
@@ -146,6 +150,9 @@ void ForwardPass::State::check_attend(const Array& q, const Array& out) const {
   require_array("out", out, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, shape.latent_dim});
   require_aligned("q", q, backend.attend_alignment());
   require_aligned("out", out, backend.attend_alignment());
+  if (!std::isfinite(scale)) {
+    throw InvalidArgument("scale: " + std::to_string(scale) + " given, expected a finite number");
+  }
 }
 
 void ForwardPass::State::require_not_appended(std::int32_t layer) const {

@@ -13,7 +13,8 @@
 
 namespace echo {
 
-/// Throws InvalidArgument naming `name` unless the array is of one of the types and of this shape.
+/// Throws InvalidArgument naming `name` unless the array is of one of the types and of this shape, and lies where
+/// elements of its type may.
 void require_array(const char* name, const Array& array, std::initializer_list<DType> types,
                    std::initializer_list<std::int64_t> shape);
 /// Throws InvalidArgument naming `name` unless the array's address is a multiple of `alignment`.
@@ -61,7 +62,7 @@ struct ForwardPass::State {
   void check_append(const Array& kv, const Array& index_key) const;
   void check_score(const Array& index_q, const Array& index_weights) const;
   void check_selected() const;
-  void check_attend(const Array& q, const Array& out) const;
+  void check_attend(const Array& q, float scale, const Array& out) const;
   void require_not_appended(std::int32_t layer) const;
 
   // The verbs, once all is checked. An absent kv or index_key is not appended.

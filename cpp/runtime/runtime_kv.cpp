@@ -169,6 +169,9 @@ void RuntimeImpl::import_kv(const Session& session, const KvRuns& source) {
                           std::to_string(source.row_bytes) + " bytes, expected " + std::to_string(layers) +
                           " layers and " + std::to_string(plan_.shape.row_bytes()) + " bytes");
   }
+  if (source.length < 1) {
+    throw InvalidArgument("source: it holds " + std::to_string(source.length) + " tokens, expected at least 1");
+  }
   check_keys("source", source, plan_.shape);
   for (const std::vector<KvRun>& runs : source.rows) {
     std::int64_t tokens = 0;

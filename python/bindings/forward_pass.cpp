@@ -14,6 +14,7 @@
 #include "array_cast.hpp"
 #include "bindings.hpp"
 #include "echo/errors.hpp"
+#include "integers.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,6 +23,7 @@ namespace echo::python {
 namespace {
 
 using Block = std::optional<std::pair<std::int32_t, std::int32_t>>;
+using Layer = Integer<std::int32_t>;
 
 /// The block that is meant where none is named: the only one.
 RowBlock block_of(const ForwardPass& pass, const Block& block) {
@@ -60,57 +62,63 @@ nb::object out_array(const PassHandle& self, const Array& array) {
   return to_python(array, self.device(), self.get().keep_alive());
 }
 
-void append(const PassHandle& self, std::int32_t layer, nb::handle kv, nb::handle index_key) {
+void append(const PassHandle& self, const Layer& layer, nb::handle kv, nb::handle index_key) {
+  const std::int32_t number = integer("layer", layer);
   const HeldArray rows = given(kv, "kv", self.device());
   const HeldArray keys = to_array(index_key, "index_key", self.device());
   const nb::gil_scoped_release release;
-  self.get().append(layer, rows.array, keys.array);
+  self.get().append(number, rows.array, keys.array);
 }
 
-void score(const PassHandle& self, std::int32_t layer, nb::handle index_q, nb::handle index_weights,
+void score(const PassHandle& self, const Layer& layer, nb::handle index_q, nb::handle index_weights,
            const Block& block) {
+  const std::int32_t number = integer("layer", layer);
   const HeldArray q = given(index_q, "index_q", self.device());
   const HeldArray weights = given(index_weights, "index_weights", self.device());
   const RowBlock rows = block_of(self.get(), block);
   const nb::gil_scoped_release release;
-  self.get().score(layer, q.array, weights.array, rows);
+  self.get().score(number, q.array, weights.array, rows);
 }
 
 nb::object scores(const PassHandle& self, const Block& block) {
   return out_array(self, self.get().scores(block_of(self.get(), block)));
 }
 
-nb::object select(const PassHandle& self, std::int32_t layer, const Block& block) {
+nb::object select(const PassHandle& self, const Layer& layer, const Block& block) {
+  const std::int32_t number = integer("layer", layer);
   const RowBlock rows = block_of(self.get(), block);
   Array selection;
   {
     const nb::gil_scoped_release release;
-    selection = self.get().select(layer, rows);
+    selection = self.get().select(number, rows);
   }
   return out_array(self, selection);
 }
 
-nb::object recall(const PassHandle& self, std::int32_t layer, nb::handle selection, const Block& block) {
+nb::object recall(const PassHandle& self, const Layer& layer, nb::handle selection, const Block& block) {
+  const std::int32_t number = integer("layer", layer);
   const HeldArray positions = to_array(selection, "selection", self.device());
   const RowBlock rows = block_of(self.get(), block);
   Array slots;
   {
     const nb::gil_scoped_release release;
-    slots = self.get().recall(layer, rows, positions.array);
+    slots = self.get().recall(number, rows, positions.array);
   }
   return out_array(self, slots);
 }
 
-void attend(const PassHandle& self, std::int32_t layer, nb::handle q, float scale, nb::handle out, const Block& block) {
+void attend(const PassHandle& self, const Layer& layer, nb::handle q, float scale, nb::handle out, const Block& block) {
+  const std::int32_t number = integer("layer", layer);
   const HeldArray queries = given(q, "q", self.device());
   const HeldArray output = given(out, "out", self.device(), true);
   const RowBlock rows = block_of(self.get(), block);
   const nb::gil_scoped_release release;
-  self.get().attend(layer, queries.array, scale, output.array, rows);
+  self.get().attend(number, queries.array, scale, output.array, rows);
 }
 
-void attention(const PassHandle& self, std::int32_t layer, nb::handle kv, nb::handle q, std::optional<float> scale,
+void attention(const PassHandle& self, const Layer& layer, nb::handle kv, nb::handle q, std::optional<float> scale,
                nb::handle out, nb::handle index_key, nb::handle index_q, nb::handle index_weights) {
+  const std::int32_t number = integer("layer", layer);
   require({{"kv", !kv.is_none()}, {"q", !q.is_none()}, {"scale", scale.has_value()}, {"out", !out.is_none()}});
   const HeldArray rows = given(kv, "kv", self.device());
   const HeldArray keys = to_array(index_key, "index_key", self.device());
@@ -125,7 +133,7 @@ void attention(const PassHandle& self, std::int32_t layer, nb::handle kv, nb::ha
                        .q = queries.array,
                        .scale = *scale};
   const nb::gil_scoped_release release;
-  self.get().attention(layer, in, output.array);
+  self.get().attention(number, in, output.array);
 }
 
 }  // namespace
@@ -233,8 +241,9 @@ void register_forward_pass(nb::module_& module) {
            "Without index_key, index_q and index_weights the layer attends to the selection of the last layer that "
            "had one.\n\n"
            "Args:\n    layer: layer of the model.\n    kv: [rows, latent_dim + rope_dim], or uint8 [rows, row_bytes] "
-           "already encoded.\n    q: [rows, query_heads, latent_dim + rope_dim]; like out at a multiple of 16 bytes on "
-           "a Hopper GPU.\n"
+           "already encoded.\n    q: [rows, query_heads, latent_dim + rope_dim]; like out and index_q at a multiple of "
+           "16 "
+           "bytes on a Hopper GPU.\n"
            "    scale: softmax scale.\n"
            "    out: written, [rows, query_heads, latent_dim].\n    index_key: [rows, index_dim].\n"
            "    index_q: [rows, index_heads, index_dim].\n"

@@ -51,7 +51,9 @@ std::shared_ptr<const void> keep_object(nb::object object) {
 }
 
 /// Rows and index keys that lie anywhere, for import.
-KvRuns from_arrays(const nb::list& rows, const nb::list& index_keys) {
+KvRuns from_arrays(const nb::sequence& given_rows, const nb::sequence& given_keys) {
+  const nb::list rows(given_rows);
+  const nb::list index_keys(given_keys);
   if (rows.size() == 0 || rows.size() != index_keys.size()) {
     throw InvalidArgument("rows: " + std::to_string(rows.size()) + " layers given and " +
                           std::to_string(index_keys.size()) + " of index_keys, expected the same number, at least 1");

@@ -5,26 +5,14 @@
 #include <string>
 
 #include "bindings.hpp"
-#include "echo/errors.hpp"
+#include "integers.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace echo::python {
 namespace {
-
-/// Any object: what is no integer, or too large for one of the core's, is refused by name.
-using Integer = nb::typed<nb::object, std::int32_t>;
-
-std::int32_t checked(const char* field, const Integer& value) {
-  std::int32_t number = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, number)) {
-    throw InvalidArgument(std::string(field) + ": " + nb::repr(value).c_str() +
-                          " given, expected an integer of 32 bits");
-  }
-  return number;
-}
-
+using Size = Integer<std::int32_t>;
 }  // namespace
 
 void register_model_shape(nb::module_& module) {
@@ -37,19 +25,19 @@ void register_model_shape(nb::module_& module) {
                          "Raises:\n    InvalidArgument: naming the field.")
       .def(
           "__init__",
-          [](ModelShape* self, const Integer& layers, const Integer& index_heads, const Integer& index_dim,
-             const Integer& query_heads, const Integer& latent_dim, const Integer& rope_dim, const Integer& top_k,
-             const std::string& row_format, const std::string& index_key_format, const Integer& raw_row_bytes) {
-            ModelShape shape{.layers = checked("layers", layers),
-                             .index_heads = checked("index_heads", index_heads),
-                             .index_dim = checked("index_dim", index_dim),
-                             .query_heads = checked("query_heads", query_heads),
-                             .latent_dim = checked("latent_dim", latent_dim),
-                             .rope_dim = checked("rope_dim", rope_dim),
-                             .top_k = checked("top_k", top_k),
+          [](ModelShape* self, const Size& layers, const Size& index_heads, const Size& index_dim,
+             const Size& query_heads, const Size& latent_dim, const Size& rope_dim, const Size& top_k,
+             const std::string& row_format, const std::string& index_key_format, const Size& raw_row_bytes) {
+            ModelShape shape{.layers = integer("layers", layers),
+                             .index_heads = integer("index_heads", index_heads),
+                             .index_dim = integer("index_dim", index_dim),
+                             .query_heads = integer("query_heads", query_heads),
+                             .latent_dim = integer("latent_dim", latent_dim),
+                             .rope_dim = integer("rope_dim", rope_dim),
+                             .top_k = integer("top_k", top_k),
                              .row_format = row_format_from(row_format),
                              .index_key_format = index_key_format_from(index_key_format),
-                             .raw_row_bytes = checked("raw_row_bytes", raw_row_bytes)};
+                             .raw_row_bytes = integer("raw_row_bytes", raw_row_bytes)};
             shape.validate();
             new (self) ModelShape(shape);
           },

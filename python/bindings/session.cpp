@@ -3,12 +3,30 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
+
 #include "bindings.hpp"
+#include "integers.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace echo::python {
+namespace {
+
+Session fork(const Session& self, const Integer<std::int64_t>& max_tokens) {
+  const std::int64_t most = integer("max_tokens", max_tokens);
+  const nb::gil_scoped_release release;
+  return self.fork(most);
+}
+
+void truncate(Session& self, const Integer<std::int64_t>& length) {
+  const std::int64_t kept = integer("length", length);
+  const nb::gil_scoped_release release;
+  self.truncate(kept);
+}
+
+}  // namespace
 
 void register_session(nb::module_& module) {
   nb::class_<Session>(module, "Session",
@@ -19,12 +37,12 @@ void register_session(nb::module_& module) {
       .def_prop_ro("closed", &Session::closed)
       .def_prop_ro("blocks", &Session::blocks, "Host blocks: the row of position p is blocks[p // 64] * 64 + p % 64.")
       .def_prop_ro("paused", &Session::paused)
-      .def("fork", &Session::fork, nb::call_guard<nb::gil_scoped_release>(), "max_tokens"_a = 0,
+      .def("fork", &fork, "max_tokens"_a = 0,
            "A new session with the same context and its own future.\n\n"
            "Whole blocks of 64 tokens are shared, the last one is copied.\n\n"
            "Args:\n    max_tokens: most tokens the new session can hold; 0 means as many as this one.\n\n"
            "Raises:\n    CapacityError: no session or not enough host rows are free.")
-      .def("truncate", &Session::truncate, nb::call_guard<nb::gil_scoped_release>(), "length"_a,
+      .def("truncate", &truncate, "length"_a,
            "Forgets all tokens from `length` on (rejected speculation, an edited prompt).\n\n"
            "Raises:\n    InvalidArgument: length is not 0 to the session's length.\n"
            "    CapacityError: a fork, or an export of one, shares blocks from there on, and there are none to replace "

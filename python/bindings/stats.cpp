@@ -27,7 +27,8 @@ void register_stats(nb::module_& module) {
       .def_ro("prefetched_used", &LayerStats::prefetched_used, "Of them, those selected in the same step.")
       .def_ro("prefetched_wasted", &LayerStats::prefetched_wasted, "Of them, those not selected in that step.")
       .def_ro("prefetches_capped", &LayerStats::prefetches_capped,
-              "Rows and tokens that were not prefetched because of the cap, or because a queue was full.")
+              "Rows and tokens that were not prefetched because of the cap, or because a queue was full. Where it "
+              "is full on a GPU, rows that others were fetching count, too.")
       .def_ro("prefetched_bytes", &LayerStats::prefetched_bytes, "Bytes of the rows prefetched.")
       .def_ro("forecast", &LayerStats::forecast, "Rows fetched for the next step; not among the misses.")
       .def_ro("forecast_used", &LayerStats::forecast_used,

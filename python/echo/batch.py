@@ -18,6 +18,8 @@ class Batch:
         sessions: distinct open sessions of one runtime, at most `max_batch`.
         tokens: new token ids; one per session, or for each session a sequence of equal length (speculative
             decoding, at most `query_rows`).
+
+    Both are lists, whatever sequences or arrays they are made of.
     """
 
     sessions: list[Session] = field(default_factory=list)
@@ -26,9 +28,13 @@ class Batch:
     def __post_init__(self) -> None:
         """Raises InvalidArgument naming what `flat` would refuse whatever the tokens are."""
         self._check()
+        if not isinstance(self.sessions, list):
+            self.sessions = list(self.sessions)
+        if not isinstance(self.tokens, list):
+            self.tokens = self.tokens.tolist() if hasattr(self.tokens, "tolist") else list(self.tokens)
 
     def add(self, session: Session, tokens: int | Sequence[int]) -> None:
-        """Appends one session and its new token or tokens."""
+        """Appends one session and its new token or tokens, which `flat` checks."""
         self.sessions.append(session)
         self.tokens.append(tokens)
 

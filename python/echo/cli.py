@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -58,20 +59,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if isinstance(sys.stdout, io.TextIOWrapper):  # no bar or name that a terminal cannot show is worth losing a run
         sys.stdout.reconfigure(errors="backslashreplace")
+    failed = 1
     try:
         status = int(options.run(options))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is where the caller has closed it
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (echo.Error, OSError) as error:
         message = str(error)
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _lacks_memory(error):
+            raise
         message = f"there is not enough memory: {error}"
+    except KeyboardInterrupt:
+        message = "interrupted"
+        failed = 128 + signal.SIGINT
     part = getattr(options, "part", None)
     print(f"echo-kv {options.command}{f' {part}' if part else ''}: {message}", file=sys.stderr)
-    return 1
+    return failed
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Whether this is how torch says so: on the CPU it has no class of its own for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error))
 
 
 def _print_cmake_dir(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import os
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,18 @@ def _version(number: int) -> str:
 
 
 def _python() -> list[tuple[str, str]]:
-    parts = []
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            parts.append(f"{name} missing")
-        else:
-            parts.append(f"{name} {importlib.import_module(name).__version__}")
-    return [("python", ", ".join(parts))]
+    return [("python", ", ".join(f"{name} {_state_of(name)}" for name in ("torch", "transformers")))]
+
+
+def _state_of(package: str) -> str:
+    """Its version, or that it is missing or broken."""
+    if importlib.util.find_spec(package) is None:
+        return "missing"
+    try:
+        return str(importlib.import_module(package).__version__)
+    except Exception as error:  # whatever it stumbles over is what a doctor is asked for
+        lines = str(error).splitlines() or [""]
+        return f"cannot be imported ({type(error).__name__}: {lines[0]})"
 
 
 def _host() -> list[tuple[str, str]]:
@@ -148,7 +154,7 @@ def _advice(report: echo.DeviceReport) -> list[str]:
         found.append(f"huge pages are off: the host pool is pinned and read more slowly; set {_HUGE_PAGES} to madvise")
     if report.devices and 0 < report.to_device_gb_per_second < 20:
         found.append("the link is slower than PCIe 4.0 x16: recalls will take long; look at the slot and its lanes")
-    torch = importlib.util.find_spec("torch")
-    if report.devices and torch is not None and not importlib.import_module("torch").cuda.is_available():
+    torch = sys.modules.get("torch")  # unless it is missing or broken
+    if report.devices and torch is not None and not torch.cuda.is_available():
         found.append("torch is a build without CUDA: capture needs one that sees the GPU")
     return found

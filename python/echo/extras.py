@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 from echo._core import NotSupported
 
@@ -35,3 +36,20 @@ def require_torch(install: str = TORCH) -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise lacking(error, install) from error
+
+
+def load_hf(install: str = HF) -> Any:
+    """`echo.hf`, for commands: its progress bars are off.
+
+    Raises:
+        NotSupported: as `lacking` says, if torch or transformers is missing, or too old.
+    """
+    require_torch(install)
+    try:
+        from transformers.utils import logging
+
+        from echo import hf
+    except ImportError as error:
+        raise lacking(error, install) from error
+    logging.disable_progress_bar()
+    return hf

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import echo
-from echo import trace_options
+from echo import files, trace_options
 from echo.traces import Trace, synthetic
 from echo.traces.comparison import Comparison, check_policies, compare, slots_of
 from echo.traces.forecast import REACH, Forecast, check_forecasts, compare_forecasts
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.json is not None:
         report = {"build": echo.build_info(), "traces": [_figures(*one, pools) for one in results]}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        files.write_text(options.json, json.dumps(report, indent=1) + "\n")
     if options.plot is not None:
         _plot(options.plot, results, pools)
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import echo
-from echo import trace_options
+from echo import files, trace_options
 from echo.traces import Trace, shipped
 from echo.traces.comparison import slots_of
 from echo.traces.layer_steps import LayerSteps
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         report.append({**trace_options.figures(trace), "pools": of_pools})
     if options.json is not None:
         text = json.dumps({"build": echo.build_info(), "traces": report}, indent=1, allow_nan=False)
-        options.json.write_text(text + "\n")
+        files.write_text(options.json, text + "\n")
     if options.plot is not None and drawn:
         _plot(options.plot, drawn, caps)
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 import echo
 from echo import settings, trace_options
 from echo.decoding import TEMPERATURE, device_of, draw, read
-from echo.extras import HF, lacking, require_torch
+from echo.extras import load_hf
 from echo.traces import SelectionRecorder, Trace
 
 _CHUNK = 512
@@ -74,15 +74,8 @@ def add_command(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Reads a text, decodes what follows it, and saves the selections of the decode steps."""
     _check(options)
-    require_torch(HF)
-    try:
-        from transformers.utils import logging
-
-        from echo import hf
-    except ImportError as error:
-        raise lacking(error, HF) from error
+    hf = load_hf()
     texts = _texts(options.text)
-    logging.disable_progress_bar()
     device = device_of(settings.device(options))
     config, encode, load = _model(options.model, device)
     layers = _layers(options.layers, config.num_hidden_layers)
@@ -124,7 +117,7 @@ def _check(options: argparse.Namespace) -> None:
         raise echo.InvalidArgument("turn_every: expected several texts, and steps that follow them")
     if not 0 <= options.temperature < math.inf:
         raise echo.InvalidArgument(f"temperature: {options.temperature} given, expected at least 0")
-    trace_options.check_files(options, ("out",))
+    trace_options.check_files(options, ("out",), read=options.text or ())
 
 
 def _texts(files: Sequence[Path] | None) -> list[tuple[str, str]]:
@@ -249,6 +242,7 @@ def _decode(
         host_tokens=capacity,
         max_context=capacity,
         max_batch=1,
+        query_rows=1,
         gpu_slots=max(capacity, 64 * (shape.top_k + 1)),
         prefill_chunk=_CHUNK,
         threshold_alpha=0.0,

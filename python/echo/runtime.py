@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -125,14 +126,18 @@ class Runtime:
         """
         if not callable(forward):
             raise InvalidArgument(f"forward: {forward!r} given, expected a callable")
+        try:
+            sizes = list(batch_sizes)
+        except TypeError as error:
+            raise InvalidArgument(f"batch_sizes: {batch_sizes!r} given, expected a list of them") from error
         with self._pass():
             before = self._forwards.get(query_rows)
             self._forwards[query_rows] = forward
             try:
                 if self.device == "cpu":
-                    self._core.capture(self._captured(query_rows), list(batch_sizes), query_rows, None)
+                    self._core.capture(self._captured(query_rows), sizes, query_rows, None)
                 else:
-                    self._capture_with_torch(list(batch_sizes), query_rows)
+                    self._capture_with_torch(sizes, query_rows)
             except BaseException:
                 if before is None:
                     del self._forwards[query_rows]
@@ -162,6 +167,8 @@ class Runtime:
         if not isinstance(batch, Batch):
             raise InvalidArgument(f"batch: {batch!r} given, expected an echo.Batch")
         tokens, query_rows = batch.flat()
+        if not batch.sessions and query_rows not in self._forwards:  # padding has as many rows as what was captured
+            query_rows = min(self._forwards, default=query_rows)
         with self._pass():
             self._core.step(batch.sessions, tokens, query_rows, self._eager(forward))
             return self._output if forward is not None else _cut(self._output, len(tokens))
@@ -244,13 +251,17 @@ class Runtime:
                 is torch's current stream while a forward runs. None, the default, means torch's current stream at
                 each call if torch with CUDA is loaded, else the one that is used already, at first one of the
                 runtime's own.
+
+        Raises:
+            InvalidArgument: naming `stream`, if it is no integer.
         """
-        self._stream = stream
-        if stream is None:  # now, not at the next pass: the stream that was set may be gone by then
+        now = stream
+        if stream is None:  # not only at the next pass: the stream that was set may be gone by then
             torch = None if self.device == "cpu" else _torch_with_cuda()
-            stream = None if torch is None else self._torch_stream(torch).cuda_stream
-        if stream is not None:
-            self._core.use_stream(stream)
+            now = None if torch is None else torch.cuda.current_stream(self.device).cuda_stream
+        if now is not None:
+            self._core.use_stream(now)
+        self._stream = stream
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
@@ -324,11 +335,19 @@ class Runtime:
 
             return replay
 
+        def back() -> None:
+            own.wait_stream(stream)
+            self._core.use_stream(own.cuda_stream)
+
         self._core.use_stream(stream.cuda_stream)
-        with torch.cuda.stream(stream):
-            self._core.capture(self._captured(query_rows), batch_sizes, query_rows, capturer)
-        own.wait_stream(stream)
-        self._core.use_stream(own.cuda_stream)
+        try:
+            with torch.cuda.stream(stream):
+                self._core.capture(self._captured(query_rows), batch_sizes, query_rows, capturer)
+        except BaseException:
+            with suppress(RuntimeError):  # who asks wants to know what came first
+                back()
+            raise
+        back()
 
 
 def _torch_with_cuda() -> Any:
@@ -340,9 +359,12 @@ def _torch_with_cuda() -> Any:
 def _cut(output: Any, rows: int) -> Any:
     """Without the padding rows at the end of its first dimension."""
     if isinstance(output, (tuple, list)):
-        parts = [_cut(part, rows) for part in output]
-        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
-    if isinstance(output, dict):
-        return {name: _cut(part, rows) for name, part in output.items()}
+        entries = [_cut(part, rows) for part in output]
+        return type(output)(*entries) if hasattr(output, "_fields") else type(output)(entries)
+    if isinstance(output, dict):  # also what derives from it, such as the outputs of transformers' models
+        parts = copy.copy(output)
+        for name, part in output.items():
+            parts[name] = _cut(part, rows)
+        return parts
     shape = getattr(output, "shape", None)
     return output[:rows] if shape is not None and len(shape) > 0 and shape[0] > rows else output

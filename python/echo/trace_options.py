@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,8 @@ def check(options: argparse.Namespace, sources: Sequence[str]) -> tuple[list[flo
     pools = numbers("pools", options.pools, float)
     if not all(1 <= pool <= 1 << 16 for pool in pools):
         raise echo.InvalidArgument(f"pools: {options.pools!r} given, expected multiples of top-k from 1 to {1 << 16}")
-    check_files(options)
     _check_sources(options, sources)
+    check_files(options, read=[source for source in sources if source not in (*shipped.NAMES, *synthetic.REGIMES)])
     return pools, None if options.layers is None else numbers("layers", options.layers, int)
 
 
@@ -70,13 +70,21 @@ def _check_sources(options: argparse.Namespace, sources: Sequence[str]) -> None:
         settings.check_seed(options.seed)
 
 
-def check_files(options: argparse.Namespace, names: Sequence[str] = ("json", "plot")) -> None:
-    """Finds out before anything is done what could not be written in the end; a `plot` needs an ending that is known.
+def check_files(
+    options: argparse.Namespace, names: Sequence[str] = ("json", "plot"), read: Iterable[str | Path] = ()
+) -> None:
+    """Finds out before anything is done what could not be written in the end, or would take the place of something.
+
+    Args:
+        options: flags; a `plot` needs an ending that is known.
+        names: of those that are files to write.
+        read: files that are read.
 
     Raises:
         InvalidArgument: naming the flag.
         NotSupported: naming `plot`, if matplotlib is missing.
     """
+    taken = {Path(path).resolve(): "is to be read" for path in read}
     for name in names:
         path = getattr(options, name)
         if path is None:
@@ -85,6 +93,9 @@ def check_files(options: argparse.Namespace, names: Sequence[str] = ("json", "pl
             raise echo.InvalidArgument(f"{name}: {str(path)!r} given, expected a file in a folder that exists")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise echo.InvalidArgument(f"{name}: {str(path)!r} given, which may not be written to")
+        if (use := taken.get(path.resolve())) is not None and (path.is_file() or not path.exists()):
+            raise echo.InvalidArgument(f"{name}: {str(path)!r} given, which {use}")
+        taken[path.resolve()] = f"is to be the {name}, too"
         if name == "plot":
             endings = _endings()
             if path.suffix[1:].lower() not in endings:

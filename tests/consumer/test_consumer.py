@@ -45,6 +45,17 @@ def test_wheel_needs_no_cuda() -> None:
     assert not re.search(r"\bcuda\w+$", symbols.stdout, re.MULTILINE), "symbols of cudart are visible"
 
 
+def test_libraries_go_where_they_are_asked_to(tmp_path: Path) -> None:
+    """-DCMAKE_INSTALL_LIBDIR=lib64 means a folder below the prefix, wherever cmake is called."""
+    cmake = shutil.which("cmake") or shutil.which("cmake", path=Path(sys.executable).parent)
+    if cmake is None:
+        pytest.skip("cmake is not installed")
+    settings = ["-DECHO_CUDA=OFF", "-DECHO_BUILD_PYTHON=OFF", "-DCMAKE_INSTALL_LIBDIR=lib64"]
+    subprocess.run([cmake, "-S", HERE.parents[1], "-B", tmp_path, *settings], check=True, capture_output=True)
+    script = (tmp_path / "cmake_install.cmake").read_text()
+    assert "${CMAKE_INSTALL_PREFIX}/lib64" in script and str(Path.cwd() / "lib64") not in script
+
+
 def test_consumer(tmp_path: Path) -> None:
     cmake = shutil.which("cmake") or shutil.which("cmake", path=Path(sys.executable).parent)
     if cmake is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -111,10 +113,27 @@ def test_malformed_arrays_are_refused_by_name(make_rig, device, verb, name):
     tried_in_a_step(make_rig, verb, bad_calls)
 
 
-@pytest.mark.parametrize("name", ["q", "out"])
+@pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, names in ARGUMENTS.items() for name in names])
+def test_elements_that_begin_anywhere_are_refused_by_name(make_rig, device, verb, name):
+    if device != "cpu":
+        pytest.skip("torch makes no such tensors")
+
+    def bad_calls(p: echo.ForwardPass, layer: int) -> None:
+        good = tensors(device)
+        for offset in (1, 2, 3):
+            kind = good[name].numpy()
+            buffer = np.zeros(kind.nbytes + offset, np.uint8)
+            moved = np.ndarray(kind.shape, kind.dtype, buffer, offset)
+            with pytest.raises(echo.InvalidArgument, match=f"^{name}: address .* expected a multiple of 4"):
+                call(p, verb, layer, {**good, name: moved})
+
+    tried_in_a_step(make_rig, verb, bad_calls)
+
+
+@pytest.mark.parametrize("name", ["q", "out", "index_q"])
 def test_addresses_that_a_kernel_cannot_take_are_refused(make_rig, device, name):
     if not hopper_attends(device):
-        pytest.skip("only Hopper's kernel of attention wants more than the alignment of an element")
+        pytest.skip("only Hopper's kernels of attention and score want more than the alignment of an element")
     shape = full_width_shape("fp8_656", index_dim=128, query_heads=8, top_k=64)
 
     def bad_calls(p: echo.ForwardPass, layer: int) -> None:
@@ -135,8 +154,17 @@ def test_bad_layers_blocks_and_positions_are_refused(make_rig, device):
             for number in (-1, 3, 1 << 30):
                 with pytest.raises(echo.InvalidArgument, match=f"^layer: {number} given, expected 0 to 2"):
                     call(p, verb, number, good)
+            for number in (1.0, "1", True, 1 << 80):
+                with pytest.raises(echo.InvalidArgument, match="^layer: .* given, expected an integer of 32 bits"):
+                    call(p, verb, number, good)
         with pytest.raises(echo.InvalidArgument, match="^layer: 7"):
             p.select(7)
+        for scale in (math.nan, math.inf, -math.inf, 1e300):
+            with pytest.raises(echo.InvalidArgument, match="^scale: .* given, expected a finite number"):
+                p.attend(layer, good["q"], scale, good["out"])
+            given = {name: good[name] for name in ARGUMENTS["attention"]}
+            with pytest.raises(echo.InvalidArgument, match="^scale: .* given, expected a finite number"):
+                p.attention(layer, scale=scale, **given)
         for block in ((0, 1), (1, 1), (0, 3), (-1, 2), (0, 0)):
             for bad in (
                 lambda block=block: p.score(layer, good["index_q"], good["index_weights"], block),

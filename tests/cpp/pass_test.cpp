@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "echo/errors.hpp"
@@ -63,6 +66,45 @@ TEST_F(Pass, ALayerWithoutAnIndexerHasItsRowsAppendedByTheRecall) {
   EXPECT_NE(backend->recalls[0].scores, nullptr);
   EXPECT_EQ(backend->recalls[1].scores, nullptr);  // those are layer 0's
   EXPECT_EQ(impl->stats().layers[1].appended, 1);
+}
+
+TEST_F(Pass, WhatKernelsCannotReadIsRefusedBeforeAnythingIsWritten) {
+  backend->alignment = 16;
+  const auto misplaced = [](Array array, std::vector<std::byte>& memory) {
+    const auto bytes = static_cast<std::size_t>(array.elements()) * size_of(array.dtype);
+    memory.resize(bytes + 32);
+    const std::uintptr_t first =
+        (reinterpret_cast<std::uintptr_t>(memory.data()) + 15) / 16 * 16 + size_of(array.dtype);
+    array.data = std::memcpy(reinterpret_cast<void*>(first), array.data, bytes);
+    return array;
+  };
+  const Forward retried = [&](ForwardPass& pass) {
+    model.begin(pass);
+    for (std::int32_t layer = 0; layer < 2; ++layer) {
+      const auto arrays = model.inputs(pass, layer);
+      std::vector<std::byte> memory;
+      std::vector<std::byte> rows(static_cast<std::size_t>(pass.rows() * impl->plan().shape.row_bytes()));
+      const Array encoded(rows.data(), DType::u8, {pass.rows(), impl->plan().shape.row_bytes()});
+      for (const char* name : {"index_q", "q", "kv"}) {
+        const std::string text = name;
+        LayerInputs in = arrays->in;
+        Array& spoiled = text == "kv" ? in.kv : text == "q" ? in.q : in.index_q;
+        spoiled = misplaced(text == "kv" ? encoded : spoiled, memory);
+        const auto before = backend->appends.size() + backend->scores.size() + backend->recalls.size();
+        try {
+          pass.attention(layer, in, model.out(pass, layer));
+          ADD_FAILURE() << name << " was taken";
+        } catch (const InvalidArgument& error) {
+          EXPECT_EQ(std::string(error.what()).rfind(text + ": address", 0), 0U) << error.what();
+        }
+        EXPECT_EQ(backend->appends.size() + backend->scores.size() + backend->recalls.size(), before);
+      }
+      pass.attention(layer, arrays->in, model.out(pass, layer));
+    }
+  };
+  step(retried);
+  impl->prefill(session, some_tokens(20), retried);
+  EXPECT_EQ(session.length(), 121);
 }
 
 TEST_F(Pass, VerbsOneByOneAppendAtOnce) {

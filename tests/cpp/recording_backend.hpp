@@ -1,6 +1,7 @@
 #pragma once
 // A backend that remembers what it was asked, and leaves the work to another.
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <span>
@@ -21,6 +22,9 @@ class RecordingBackend final : public Backend {
   MemoryResource& device_memory() override { return inner_->device_memory(); }
   bool sifts() const override { return sifting && inner_->sifts(); }
   bool forecasts() const override { return inner_->forecasts(); }
+  std::size_t row_alignment() const override { return alignment; }
+  std::size_t score_alignment() const override { return alignment; }
+  std::size_t attend_alignment() const override { return alignment; }
   void use_stream(std::uintptr_t stream) override { inner_->use_stream(stream); }
   void copy_to_device(void* to, const void* from, std::size_t bytes) override {
     inner_->copy_to_device(to, from, bytes);
@@ -84,6 +88,7 @@ class RecordingBackend final : public Backend {
   std::vector<RecallParams> recalls;
   std::vector<ForecastParams> forecasts_made;
   bool sifting = true;
+  std::size_t alignment = 1;  // of all that may have to be aligned
   std::function<void()> before_score;
   std::function<void()> before_recall;
 

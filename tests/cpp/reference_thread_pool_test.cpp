@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -33,6 +37,27 @@ TEST(ThreadPool, OneThreadRunsInline) {
   ThreadPool pool(1);
   const std::thread::id caller = std::this_thread::get_id();
   pool.parallel_for(100, [&](std::int64_t, std::int64_t) { EXPECT_EQ(std::this_thread::get_id(), caller); });
+}
+
+TEST(ThreadPool, AChildOfForkDoesAllByItself) {
+  auto pool = std::make_unique<ThreadPool>(4);
+  pool->parallel_for(1000, [](std::int64_t, std::int64_t) {});  // now threads wait for the next loop
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // rather than wait for ever
+    std::int64_t done = 0;
+    for (int round = 0; round < 3; ++round) {
+      pool->parallel_for(1000, [&](std::int64_t begin, std::int64_t end) { done += end - begin; });
+    }
+    pool.reset();
+    _exit(done == 3000 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  std::atomic<std::int64_t> done = 0;
+  pool->parallel_for(1000, [&](std::int64_t begin, std::int64_t end) { done += end - begin; });
+  EXPECT_EQ(done, 1000);
 }
 
 TEST(ThreadPool, ExceptionsReachTheCallerAndThePoolGoesOn) {

@@ -39,7 +39,7 @@ def tensors(device: str, shape: echo.ModelShape | None = None) -> dict[str, torc
     }
 
 
-def call(p: echo.ForwardPass, verb: str, layer: int, given: dict[str, Any]) -> None:
+def call(p: echo.ForwardPass, verb: str, layer: Any, given: dict[str, Any]) -> None:
     """One verb with the given arguments."""
     if verb == "append":
         p.append(layer, given["kv"], given["index_key"])

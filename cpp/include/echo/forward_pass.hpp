@@ -24,7 +24,7 @@ struct LayerInputs {
   Array index_q;        ///< [rows, index_heads, index_dim]; absent likewise
   Array index_weights;  ///< f32 [rows, index_heads], all constant factors folded in; absent likewise
   Array q;              ///< [rows, query_heads, latent + rope], the key projection absorbed
-  float scale = 1.0F;   ///< softmax scale
+  float scale = 1.0F;   ///< softmax scale, finite
 };
 
 /// One run of a model over a batch (decode) or over a chunk of one session (prefill). The runtime makes it and
@@ -45,11 +45,12 @@ class ECHO_API ForwardPass {
   const std::vector<RowBlock>& blocks() const;
 
   /// Writes the rows of the new tokens to the host pool (and, when decoding, to the slots that they have) and their
-  /// index keys to the index cache.
+  /// index keys to the index cache. On a GPU encoded rows begin at multiples of 4 bytes.
   void append(std::int32_t layer, const Array& kv, const Array& index_key);
   /// Index scores of all cached tokens up to each row's own:
   ///   score(t, s) = sum_h weights[t, h] * relu(index_q[t, h] . key[s])     (DeepSeek-V3.2, eq. 1)
-  /// Arrays are those of the whole pass. Scores stay in the runtime's workspace until the next score.
+  /// Arrays are those of the whole pass. Scores stay in the runtime's workspace until the next score. Where the kernel
+  /// made for Hopper runs, index_q begins at a multiple of 16 bytes, as whatever has been allocated does.
   void score(std::int32_t layer, const Array& index_q, const Array& index_weights, RowBlock block);
   /// f32 [count, max_context]: what the last score, which has to be of this block, left there. Of a row at position p
   /// columns 0 to p hold scores and what lies behind anything, of a padding row all. Valid until the next score. They
@@ -65,7 +66,7 @@ class ECHO_API ForwardPass {
   Array recall(std::int32_t layer, RowBlock block, const Array& selection = {});
   /// Sparse MLA over the slots of the last recall: out[t, h] = softmax(scale * q[t, h] . row) . row[:latent].
   /// q and out are those of the whole pass; out is [rows, query_heads, latent_dim], f32 or bf16. Where the kernel made
-  /// for Hopper runs, they begin at multiples of 16 bytes, as whatever has been allocated does.
+  /// for Hopper runs, they begin at multiples of 16 bytes, too.
   void attend(std::int32_t layer, const Array& q, float scale, const Array& out, RowBlock block);
 
   /// The whole layer: append, then score, select, recall and attend for each block. Where index_q is absent

@@ -20,7 +20,8 @@ struct LayerStats {
   std::int64_t prefetched = 0;         ///< rows fetched while scoring; not among the misses
   std::int64_t prefetched_used = 0;    ///< of them: selected in the same step
   std::int64_t prefetched_wasted = 0;  ///< of them: not selected in that step
-  std::int64_t prefetches_capped = 0;  ///< rows and tokens dropped for the cap, or a full queue
+  std::int64_t prefetches_capped = 0;  ///< rows and tokens dropped for the cap, or a full queue; where it is full
+                                       ///< on a GPU, rows that others were fetching count, too
   std::int64_t prefetched_bytes = 0;   ///< of the rows prefetched
   std::int64_t forecast = 0;           ///< rows fetched for the next step; not among the misses
   std::int64_t forecast_used = 0;      ///< of them: selected in a later step, while they were still there

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import echo
+from echo import files
 from echo.bench import systems, tables
 from echo.bench.figures import Case, Served, account, base_of
 from echo.bench.options import Options, add_flags, check
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
             cases += measure(asked, group)
             cases.sort(key=lambda case: asked.systems.index(case.system))
             if options.json is not None:
-                options.json.write_text(json.dumps(report(asked, cases), indent=1, allow_nan=False) + "\n")
+                files.write_text(options.json, json.dumps(report(asked, cases), indent=1, allow_nan=False) + "\n")
     finally:
         echo.keep_host_memory(False)
     tables.print_table(cases, asked.added)

@@ -156,7 +156,8 @@ def check(options: argparse.Namespace) -> Options:
     here = echo.machine_limits(device).host_bytes
     host = options.host_memory or int(min(sizes["host"], 0.95 * here if here else sizes["host"]))
     room = room_for(output[1], lengths[1], shape.top_k)
-    load = draw_load(lengths, chosen("requests"), output, host // (shape.layers * shape.row_bytes), room, options.seed)
+    stride = max(shape.row_bytes, echo.RuntimeConfig(**given).host_row_stride)  # 0: the bytes of a row
+    load = draw_load(lengths, chosen("requests"), output, host // (shape.layers * stride), room, options.seed)
     made = [systems.make_system(name, pool, load, shape) for pool in pools for name in names]
     reasons = {name: offered.why_not(name, _shape(1, quick), device, given) for name in names}
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}

@@ -66,6 +66,7 @@ class Server:
             host_tokens=sum(length + blocks(self._room) for length in load.lengths),
             max_context=max(load.lengths) + self._room,
             max_batch=most,
+            query_rows=1,
             max_sessions=len(load.lengths) + most,
             prefill_chunk=self._chunk,
             **settings,

@@ -115,8 +115,10 @@ def gpu_bytes(system: System, load: Load, shape: echo.ModelShape) -> dict[str, i
     else:
         held = sum(sorted((blocks(length + max(load.outputs)) for length in load.lengths), reverse=True)[: system.most])
         slots = system.slots
-        plan = echo.make_plan(shape, echo.RuntimeConfig(
-            device="cpu", host_tokens=held, max_context=held, max_batch=system.most, gpu_slots=slots))  # fmt: skip
+        config = echo.RuntimeConfig(
+            device="cpu", host_tokens=held, max_context=held, max_batch=system.most, query_rows=1, gpu_slots=slots
+        )
+        plan = echo.make_plan(shape, config)
         maps = sum(item.total for item in plan.items if item.name in _MAPS)
     return {
         "rows": slots * shape.row_bytes * shape.layers,

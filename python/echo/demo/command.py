@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import echo
-from echo import settings, trace_options
+from echo import files, settings, trace_options
 from echo.decoding import device_of, one_torch_thread
 from echo.demo import text as texts
 from echo.demo.decode import LastSelections, Workload
 from echo.demo.figures import figures
 from echo.demo.picture import save_picture
 from echo.demo.tables import print_tables, print_texts
-from echo.extras import DEMO, lacking, require_torch
+from echo.extras import DEMO, lacking, load_hf
 
 _TOKENS_ON_CPU = 8192  # a few seconds on two cores; a GPU reads as much as the model's context holds
 
@@ -60,17 +60,13 @@ def add_command(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the demonstration; status 1 if the two runs differ."""
-    require_torch(DEMO)
     try:
         import matplotlib  # noqa: F401  needed at the end, missed now
         from rich.console import Console
-        from transformers.utils import logging
-
-        from echo import hf
     except ImportError as error:
         raise lacking(error, DEMO) from error
+    hf = load_hf(DEMO)
     _check(options)
-    logging.disable_progress_bar()
     console = Console()
     device = device_of(settings.device(options))
     tokenizer: Any = hf.tiny_dsa_tokenizer()
@@ -113,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
     save_picture(options.plot, resident, offloaded)
     console.print(f"picture: {options.plot}")
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        files.write_text(options.json, json.dumps(report, indent=2) + "\n")
         console.print(f"figures: {options.json}")
     return 0 if report["tokens_equal"] and report["selections_equal"] else 1
 

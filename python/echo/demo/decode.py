@@ -120,6 +120,7 @@ class Workload:
             host_tokens=length,
             max_context=length,
             max_batch=1,
+            query_rows=1,
             gpu_slots=max(length, 64 * (self.shape.top_k + 1)),
             prefill_chunk=_CHUNK,
         ) as runtime:
@@ -147,6 +148,7 @@ class Workload:
             max_context=self.capacity,
             max_sessions=count,
             max_batch=count,
+            query_rows=1,
             gpu_slots=slots,
             prefill_chunk=_OPENING_CHUNK,
         ) as runtime:

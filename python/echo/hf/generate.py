@@ -6,6 +6,7 @@ import operator
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -58,20 +59,23 @@ def generate(
         InvalidArgument: naming what is malformed.
         CapacityError: a prompt and its continuation do not fit the runtime even while nothing else runs here.
     """
-    if max_new_tokens < 1:
-        raise InvalidArgument(f"max_new_tokens: {max_new_tokens} given, expected at least 1")
-    if not temperature >= 0.0:
-        raise InvalidArgument(f"temperature: {temperature} given, expected 0 or more")
+    if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+        raise InvalidArgument(f"max_new_tokens: {max_new_tokens!r} given, expected an integer, at least 1")
+    if not isinstance(temperature, Real) or not temperature >= 0.0:
+        raise InvalidArgument(f"temperature: {temperature!r} given, expected 0 or more")
     if str(model.device) != rt.device:
         raise InvalidArgument(f"model: it is on {model.device}, expected the runtime's device, {rt.device}")
     check_seed(seed)
-    ends = frozenset(model.stop_tokens if stop_tokens is None else stop_tokens)
+    try:
+        ends = frozenset(model.stop_tokens if stop_tokens is None else map(operator.index, stop_tokens))
+    except TypeError as error:
+        raise InvalidArgument(f"stop_tokens: {stop_tokens!r} given, expected a list of token ids") from error
     context = rt.plan.config.max_context
     if max_new_tokens >= context:
         raise InvalidArgument(f"max_new_tokens: {max_new_tokens} given, expected less than max_context = {context}")
     room = context - max_new_tokens
     waiting = deque(enumerate(_checked(prompts, model.config.vocab_size, room)))
-    results: list[list[int]] = [[] for _ in prompts]
+    results: list[list[int]] = [[] for _ in waiting]
     running: list[_Text] = []
     max_batch = rt.plan.config.max_batch
 
@@ -108,7 +112,11 @@ def generate(
 
 def _checked(prompts: Sequence[Sequence[int]], vocab: int, room: int) -> list[list[int]]:
     checked = []
-    for number, prompt in enumerate(prompts):
+    try:
+        given = list(prompts)
+    except TypeError as error:
+        raise InvalidArgument(f"prompts: {prompts!r} given, expected a list of them") from error
+    for number, prompt in enumerate(given):
         try:
             tokens = [operator.index(token) for token in prompt]
         except TypeError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import echo
-from echo import settings, trace_options
+from echo import files, settings, trace_options
 from echo.decoding import device_of, one_torch_thread
 from echo.extras import HF, TORCH, require_torch
 from echo.profile.measure import measure, steps_needed
@@ -85,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     if options.trace is not None:
         write_trace(options.trace, profile)
     if options.json is not None:
-        options.json.write_text(json.dumps({"build": echo.build_info(), **profile.report()}, indent=1) + "\n")
+        report = {"build": echo.build_info(), **profile.report()}
+        files.write_text(options.json, json.dumps(report, indent=1) + "\n")
     if options.plot is not None:
         save_picture(options.plot, profile)
     return 0

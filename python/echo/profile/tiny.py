@@ -7,7 +7,7 @@ from typing import Any
 import echo
 from echo.decoding import read
 from echo.demo.text import read_text
-from echo.extras import HF, lacking
+from echo.extras import HF, load_hf
 from echo.profile.workload import Workload
 
 _APART = 64  # tokens between the places at which sessions go on
@@ -28,13 +28,7 @@ def tiny_workload(device: str, batch: int, length: int, pool: float, steps: int,
         InvalidArgument: naming `length`, if the model's context or the text has no room for it.
         NotSupported: transformers is missing.
     """
-    try:
-        from transformers.utils import logging
-
-        from echo import hf
-    except ImportError as error:
-        raise lacking(error, f"{HF}, or ask for --synthetic") from error
-    logging.disable_progress_bar()
+    hf = load_hf(f"{HF}, or ask for --synthetic")
     model = hf.DsaModel(hf.tiny_dsa_model(device=device))
     room = model.config.max_position_embeddings - steps
     if not 32 <= length <= room:
@@ -73,6 +67,7 @@ def _prefilled(
         host_tokens=-(-len(text) // 64) * 64,
         max_context=len(text),
         max_batch=1,
+        query_rows=1,
         gpu_slots=max(len(text), 64 * (shape.top_k + 1)),
     ) as runtime:
         session = runtime.open_session(len(text))

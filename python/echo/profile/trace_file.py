@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import echo
+from echo import files
 from echo.profile.timeline import Profile, Span
 
 _DEVICE, _HOST = 1, 2  # processes, in the order in which they are shown
@@ -31,7 +32,7 @@ def write_trace(path: Path, profile: Profile) -> None:
         "displayTimeUnit": "ns",
         "otherData": {"build": echo.build_info(), "workload": profile.workload},
     }
-    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    files.write_text(path, json.dumps(document) + "\n")
 
 
 def _named(kind: str, place: tuple[int, int], name: str) -> dict[str, Any]:

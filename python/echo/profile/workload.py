@@ -56,6 +56,7 @@ class Workload:
             max_context=capacity,
             max_sessions=self.batch,
             max_batch=self.batch,
+            query_rows=1,
             gpu_slots=self.slots,
             **self.settings,
         )

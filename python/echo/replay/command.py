@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import echo
-from echo import settings, trace_options
+from echo import files, settings, trace_options
 from echo.decoding import device_of
 from echo.replay.counts import (
     POLICIES,
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
             pool["prefetches"] = [asdict(one) for one in layers_ahead]
         for pool, of_layers in zip(report["pools"], nexts, strict=False):
             pool["next_step"] = {"forecast_cap": forecast_cap, "layers": [asdict(one) for one in of_layers]}
-        options.json.write_text(json.dumps(trace_options.finite(report), indent=1, allow_nan=False) + "\n")
+        files.write_text(options.json, json.dumps(trace_options.finite(report), indent=1, allow_nan=False) + "\n")
     if options.plot is not None:
         save_picture(options.plot, trace, pools, results)
     return 0

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BELOW = 31
+_ROUNDED = 0.25  # of a level: what float32 may add to the distance of a score that lies on the grid
 _ABOVE = 127
 _NAN = -128
 _BITS = 22  # of a float32's mantissa; a spacing that is less than two of its units would be lost in the sums
@@ -82,6 +83,6 @@ def _exponents(kth_score: NDArray[np.float32], scores: NDArray[np.float32]) -> N
     spread = np.where(np.isfinite(lowest), kth_score - lowest, 0)
     least = np.abs(kth_score.astype(np.float64)) * 2.0**-_BITS + 2.0**-126
     with np.errstate(invalid="ignore"):
-        exponents = np.nan_to_num(np.ceil(np.log2(np.maximum(spread / _BELOW, least))))
+        exponents = np.nan_to_num(np.ceil(np.log2(np.maximum(spread / (_BELOW + _ROUNDED), least))))
     grid: NDArray[np.int8] = np.clip(exponents, -126, 127).astype(np.int8)
     return grid

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echo import InvalidArgument
+from echo import InvalidArgument, files
 from echo.settings import counted
 from echo.traces import encoding, score_grid
 from echo.traces.ranking import check_ranked, kind_of
@@ -114,7 +114,10 @@ class Trace:
         return f"{counted(self.steps, 'step')}, {counted(self.layers, 'layer')}, top-{self.top_k} of {tokens} tokens"
 
     def save(self, path: str | Path) -> None:
-        """Writes the trace to `path`, under exactly that name. Scores are brought onto their grid."""
+        """Writes the trace to `path`, under exactly that name; a trace that is there stays until this one is whole.
+
+        Scores are brought onto their grid.
+        """
         members = self.positions
         arrays: dict[str, Any] = {}
         if self.ranked is not None and self.scores is not None:
@@ -128,7 +131,7 @@ class Trace:
             "top_k": self.top_k,
             "ranks": self.ranks,
         }
-        with open(path, "wb") as file:
+        with files.whole(path) as file:
             np.savez_compressed(
                 file,
                 version=np.int64(_VERSION),
