@@ -31,6 +31,7 @@
 #include "kernels/mla_consume.cuh"
 #include "kernels/mla_gather.cuh"
 #include "kernels/mla_once.cuh"
+#include "kernels/mla_whole.cuh"
 
 namespace echo {
 namespace {
@@ -50,7 +51,7 @@ __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant
     shared.ticket = ordered ? atomicInc(exchange.ticket, gridDim.x - 1) : blockIdx.x;  // 0 again after the last
     shared.stretch = work.deal.stretch(static_cast<std::int32_t>(work.seat(shared.ticket, p.splits).team));
     for (int half = 0; half < kHalves; ++half) {
-      shared.full[half].init(kGatherWarps);
+      shared.full[half].init(kFullArrivals<kWhole>);
       shared.empty[half].init(kConsumerWarps);
     }
   }
@@ -60,7 +61,11 @@ __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant
     ptx::give_registers<kGatherRegisters<kFormat>>();
     const Split split(p, work, work.seat(shared.ticket, p.splits).rank);
     wait_for_kernel_before();
-    gather<kFormat, kWhole>(p, work, split, shared.stretch, shared, errors);
+    if constexpr (kWhole) {
+      gather_whole(p, work, split, shared.stretch, shared, errors);
+    } else {
+      gather<kFormat>(p, work, split, shared.stretch, shared, errors);
+    }
   } else {
     ptx::take_registers<kConsumerRegisters<kFormat>>();
     const std::int32_t first = shared.stretch.first_item();

@@ -41,7 +41,7 @@ struct Order {
 __device__ __forceinline__ std::uint32_t unpack_pair(std::uint32_t first, std::uint32_t last, std::uint32_t selector,
                                                      std::uint32_t factor) {
   // Shifted, a code's sign is in all of bits 11 to 15, of which 15 stays.
-  return ptx::multiply_bf16x2(ptx::permuted(first, last, selector) << 4 & 0x87F087F0U, factor);
+  return ptx::multiply_bf16x2(ptx::permuted(first, last, selector) * ptx::unknown(16) & 0x87F087F0U, factor);
 }
 /// Eight codes as bf16.
 __device__ __forceinline__ uint4 unpack(const uint4& codes, const Order& order, std::uint32_t factor) {
