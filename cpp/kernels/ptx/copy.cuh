@@ -199,7 +199,7 @@ __device__ __forceinline__ std::uint32_t thread_anew() {
   return thread;
 }
 
-/// The same number, of which the compiler knows nothing: blocks are one thread deep.
+/// The same number, of which the compiler knows nothing: the blocks of a launch are one thread high.
 __device__ __forceinline__ std::uint32_t unknown(std::uint32_t number) { return number * blockDim.y; }
 
 /// 2^x.
