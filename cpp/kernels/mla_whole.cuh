@@ -95,7 +95,6 @@ class WholeRows : public Fp8Rows {
 /// The gathering warpgroups.
 __device__ __forceinline__ void gather_whole(const AttendParams& p, const Work& work, const Split& split,
                                              const Stretch& stretch, Shared& shared, const KernelErrorView& errors) {
-  constexpr RowFormat kFormat = RowFormat::fp8_656;
   WholeRows rows(p.layer.pool);
   Place place(p, work, split, stretch, stretch.first_item());  // of which slots are requested
   std::int32_t requested = request_slot(p.slots, place);
@@ -104,7 +103,6 @@ __device__ __forceinline__ void gather_whole(const AttendParams& p, const Work& 
   std::int32_t slots = checked(requested, 0, p, shared, errors);
   std::int32_t coming = kNone;
   rows.start(slots, 0);
-  prefetch_rows<kFormat>(p.layer.pool, slots, 1);
   place.advance(p, work, split, stretch);
   requested = request_slot(p.slots, place);
   meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tile; later, full and empty do
@@ -113,8 +111,6 @@ __device__ __forceinline__ void gather_whole(const AttendParams& p, const Work& 
     const std::uint32_t half = (turn & 1U) ^ 1U;  // that is stored
     const std::uint32_t tile = (turn - 1) / 2;    // of that half
     const std::int32_t next = half == 0 ? slots : coming;
-    prefetch_rows<kFormat>(p.layer.pool, next, half ^ 1U);
-    __syncwarp();  // before the wait
     const bool usual = rows.usual(nan);
     if (half == 0) {  // before others can come to that tile: they wait for this half
       coming = checked(requested, tile + 1, p, shared, errors);
