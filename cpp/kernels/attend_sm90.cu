@@ -7,10 +7,10 @@
 // over as it is (mla_stretch.hpp, mla_hand_over.cuh), and blocks meet (mla_meet.cuh) while the rows and queries of
 // their next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many teams
 // there are. Where selections are one split, blocks have so many halves in a row that FP8 rows are loaded otherwise
-// (mla_rows.cuh) and references told earlier (mla_attend.cuh): kWhole, with the same bits. With fewer halves that takes
+// (mla_whole.cuh) and references told earlier (mla_attend.cuh): kWhole, with the same bits. With fewer halves that takes
 // longer.
 // Cost, FP8 rows on an H200: 420 TFLOP/s with 64 query rows of 128 heads, 410 with 102. A tile takes some 9,200 cycles,
-// 8,700 with kWhole: gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the tensor cores 4,352,
+// 8,300 with kWhole: gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the tensor cores 4,352,
 // shared memory 6,000. An item takes 7,400 to 8,600 more to leave its sums, tell and combine.
 // docs/measurements/attention.md has the parts. 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16
 // rows), 217 KB of shared memory: one block per multiprocessor.
@@ -31,6 +31,7 @@
 #include "kernels/mla_consume.cuh"
 #include "kernels/mla_gather.cuh"
 #include "kernels/mla_once.cuh"
+#include "kernels/mla_whole.cuh"
 
 namespace echo {
 namespace {
@@ -50,7 +51,7 @@ __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant
     shared.ticket = ordered ? atomicInc(exchange.ticket, gridDim.x - 1) : blockIdx.x;  // 0 again after the last
     shared.stretch = work.deal.stretch(static_cast<std::int32_t>(work.seat(shared.ticket, p.splits).team));
     for (int half = 0; half < kHalves; ++half) {
-      shared.full[half].init(kGatherWarps);
+      shared.full[half].init(kFullArrivals<kWhole>);
       shared.empty[half].init(kConsumerWarps);
     }
   }
@@ -60,7 +61,11 @@ __global__ __launch_bounds__(kThreads, 1) void attend_sm90(const __grid_constant
     ptx::give_registers<kGatherRegisters<kFormat>>();
     const Split split(p, work, work.seat(shared.ticket, p.splits).rank);
     wait_for_kernel_before();
-    gather<kFormat, kWhole>(p, work, split, shared.stretch, shared, errors);
+    if constexpr (kWhole) {
+      gather_whole(p, work, split, shared.stretch, shared, errors);
+    } else {
+      gather<kFormat>(p, work, split, shared.stretch, shared, errors);
+    }
   } else {
     ptx::take_registers<kConsumerRegisters<kFormat>>();
     const std::int32_t first = shared.stretch.first_item();

@@ -35,70 +35,59 @@ __device__ __forceinline__ void show_half(std::uint32_t half, std::int32_t slots
   }
 }
 
+/// The lane's slot of a tile, if it is one; tells the other warps which entries of the tile have rows.
+__device__ __forceinline__ std::int32_t checked(std::int32_t slot, std::uint32_t tile, const AttendParams& p,
+                                                Shared& shared, const KernelErrorView& errors) {
+  if (slot != kNone && (slot < 0 || slot >= p.layer.slots)) {
+    errors.raise(KernelError::bad_slot);
+    slot = kNone;
+  }
+  const std::uint32_t there = __ballot_sync(kAllLanes, slot != kNone);
+  if (lane_index() < kHalves) {
+    reinterpret_cast<std::uint8_t*>(&shared.coming[tile % kComing][lane_index()])[gatherer() / kWarp] =
+        static_cast<std::uint8_t>(there >> lane_index() * static_cast<int>(kWarpEntries));
+  }
+  return slot;
+}
+
 /// The gathering warpgroups.
-template <RowFormat kFormat, bool kWhole>
+template <RowFormat kFormat>
 __device__ __forceinline__ void gather(const AttendParams& p, const Work& work, const Split& split,
                                        const Stretch& stretch, Shared& shared, const KernelErrorView& errors) {
-  // The slot, if it is one; tells the other warps which entries of a tile have rows.
-  const auto checked = [&](std::int32_t slot, std::uint32_t tile) {
-    if (slot != kNone && (slot < 0 || slot >= p.layer.slots)) {
-      errors.raise(KernelError::bad_slot);
-      slot = kNone;
-    }
-    const std::uint32_t there = __ballot_sync(kAllLanes, slot != kNone);
-    if (lane_index() < kHalves) {
-      reinterpret_cast<std::uint8_t*>(&shared.coming[tile % kComing][lane_index()])[gatherer() / kWarp] =
-          static_cast<std::uint8_t>(there >> lane_index() * static_cast<int>(kWarpEntries));
-    }
-    return slot;
-  };
-  Gather<kFormat, kWhole> rows(p.layer.pool);
+  Gather<kFormat> rows(p.layer.pool);
   Place place(p, work, split, stretch, stretch.first_item());  // of which slots are requested
   std::int32_t slots = kNone;
   std::int32_t coming = request_slot(p.slots, place);
   const bool nan = kFormat == RowFormat::fp8_656 && may_have_nan(p.layer);
   const std::uint32_t halves = kHalves * static_cast<std::uint32_t>(__shfl_sync(kAllLanes, stretch.length, 0));
-  if constexpr (kWhole) {
-    coming = checked(coming, 0);
-    rows.start(coming, 0);
-    prefetch_rows<kFormat>(p.layer.pool, coming, 1);
-    slots = coming;
-    place.advance(p, work, split, stretch);
-    coming = request_slot(p.slots, place);
-    meet_aligned(kGatherBarrier, kGatherers);  // what the warps told of the first tile; later, full and empty do
-  }
   // A turn stores a half, but the first one, and starts the loads of the next. All is once in the code, which has to be
-  // fetched as it is run; kWhole has so many turns that the first loads may be apart.
+  // fetched as it is run.
 #pragma unroll 1
-  for (std::uint32_t turn = kWhole ? 1 : 0;; ++turn) {
+  for (std::uint32_t turn = 0;; ++turn) {
     const std::uint32_t half = (turn & 1U) ^ 1U;  // that is stored
     const std::uint32_t tile = (turn - 1) / 2;    // of that half
-    const bool first = !kWhole && turn == 0;
+    const bool first = turn == 0;
     if (half == 0 || first) {  // before others can come to that tile: they wait for this half
-      coming = checked(coming, (turn + 1) / 2);
+      coming = checked(coming, (turn + 1) / 2, p, shared, errors);
     }
     const std::int32_t next = half == 0 ? slots : coming;
     prefetch_rows<kFormat>(p.layer.pool, next, half ^ 1U);
     if (!first) {
       const bool usual = rows.usual(nan);
       shared.empty[half].wait(~tile & 1U);
-      if (!kWhole && turn == 1) {
+      if (turn == 1) {  // what the warps told of the first tile; later, full and empty do
         meet_aligned(kGatherBarrier, kGatherers);
       }
       if (shared.coming[tile % kComing][half] != 0) {
-        rows.store(usual, ptx::shared_address(shared.rows[half]), slots, half, next);
+        rows.store(usual, ptx::shared_address(shared.rows[half]), slots, half);
         rows.finish();
-      } else if constexpr (kWhole) {
-        rows.start(next, half ^ 1U);
       }
       show_half(half, slots, shared);
     }
     if (turn == halves) {
       break;
     }
-    if constexpr (!kWhole) {
-      rows.start(next, half ^ 1U);
-    }
+    rows.start(next, half ^ 1U);
     slots = next;
     if (half == 1) {
       place.advance(p, work, split, stretch);

@@ -119,20 +119,25 @@ __device__ __forceinline__ void start_logits(const Shared& shared, std::uint32_t
   ptx::wgmma_commit();
 }
 
-/// Scales the logits (to powers of two), empties those of entries without a row, and returns each head's largest.
+/// Scales the logits (to powers of two), empties those of entries without a row, and returns each head's largest. Of
+/// full halves, `kBehind`: before they are scaled, which then goes on while lanes exchange it. Bits are the same.
+template <bool kBehind>
 __device__ __forceinline__ void scale_logits(float (&logits)[kLogits], float scale, std::uint64_t entries,
                                              float (&most)[2]) {
+  if constexpr (!kBehind) {
 #pragma unroll
-  for (int i = 0; i < kLogits; ++i) {
-    logits[i] *= scale;
+    for (int i = 0; i < kLogits; ++i) {
+      logits[i] *= scale;
+    }
   }
-  if (entries != ~0ULL) {
+  if (entries != ~0ULL || (kBehind && !(scale > 0.0F))) {
     const std::uint64_t mine = entries >> (lane_index() % 4 * 2);
 #pragma unroll
     for (int i = 0; i < kLogits; ++i) {
       const bool there = (mine >> (i / 4 * 8 + i % 2) & 1U) != 0;
-      logits[i] = there ? logits[i] : -INFINITY;
+      logits[i] = there ? logits[i] * (kBehind ? scale : 1.0F) : -INFINITY;
     }
+    scale = 1.0F;
   }
   most[0] = most[1] = -INFINITY;
 #pragma unroll
@@ -141,6 +146,14 @@ __device__ __forceinline__ void scale_logits(float (&logits)[kLogits], float sca
   }
   most[0] = most_of_head(most[0]);
   most[1] = most_of_head(most[1]);
+  if constexpr (kBehind) {
+#pragma unroll
+    for (int i = 0; i < kLogits; ++i) {
+      logits[i] = __fmul_rn(logits[i], scale);  // rounded before a reference is subtracted
+    }
+    most[0] = __fmul_rn(most[0], scale);
+    most[1] = __fmul_rn(most[1], scale);
+  }
 }
 
 /// Moves to other references; returns in `factors` what sums and outputs so far are multiplied by.
@@ -157,11 +170,20 @@ __device__ __forceinline__ void rescale_sums(const float (&factors)[2], Attentio
   attention.sum[0] *= factors[0];
   attention.sum[1] *= factors[1];
 }
-/// Always: where a factor is not 1 differs between the warps of a warpgroup, which have to go the same way.
+/// `kIfAny`: only heads of which a lane of the warp has another factor than 1. That differs between the warps of a
+/// warpgroup, which go the same way again behind it.
+template <bool kIfAny>
 __device__ __forceinline__ void rescale(const float (&factors)[2], float (&out)[kOutputs]) {
 #pragma unroll
-  for (int i = 0; i < kOutputs; ++i) {
-    out[i] *= factors[head_of(i)];
+  for (int head = 0; head < 2; ++head) {
+    if (!kIfAny || __any_sync(kAllLanes, factors[head] != 1.0F)) {
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) {
+        if (head_of(i) == head) {
+          out[i] *= factors[head];
+        }
+      }
+    }
   }
 }
 

@@ -6,10 +6,7 @@
 // unpacks and stores them. A load is the latents of one row: a quarter of a warp reads 128 bytes of it, where those of
 // two rows would be twice as many requests. BF16 rows are copied as they are. Cost of a half, for a warp on an H200:
 // 300 to 500 cycles to start loads, 1,500 to 2,000 until they are there, 1,200 to 1,400 to unpack and store.
-//
-// Where selections are one split (kWhole), a row of the next half is loaded as soon as its registers are free, and rope
-// parts are copied: a warp waits 85 cycles for loads, and 2,500 to store, since stores wait while the logits' operands
-// fill shared memory. A call takes less with the 32 halves of 2,048 entries, more with few.
+// Where selections are one split, FP8 rows are loaded and stored otherwise: mla_whole.cuh.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,8 +28,8 @@ static_assert(kWarpEntries == 8 && kWarpSlots == kWarp / 2);
 /// Which of the gathering threads this is, read anew: what follows from it takes fewer instructions than registers.
 __device__ __forceinline__ std::uint32_t gatherer() { return ptx::thread_anew() - kConsumers; }
 
-/// A half's rows, on their way. `kWhole`: loads of the next half are behind the stores that free their registers.
-template <RowFormat kFormat, bool kWhole>
+/// A half's rows, on their way.
+template <RowFormat kFormat>
 class Gather;
 
 inline constexpr std::uint32_t kFp8Scales = kLatent;  ///< offset of the scales in a row
@@ -81,56 +78,9 @@ __device__ __forceinline__ void store_exactly(const std::byte* pool, std::int32_
   }
 }
 
-/// Latents of a warp's entries of a half; where there is no row those of another, to be taken times a scale of 0: one
-/// base for all takes fewer instructions than a choice for each.
-template <bool kWhole>
-class Latents {
+/// What is on its way of a warp's FP8 rows of a half: a lane's latents of each row, and a scale.
+class Fp8Rows {
  public:
-  Latents() = default;
-  /// `own`: slot of the lane's entry.
-  __device__ __forceinline__ Latents(const std::byte* pool, std::int32_t own) {
-    if constexpr (kWhole) {  // all the half's time counts: the pool's first row
-      rows_ = max(own, 0);
-      base_ = pool + gatherer() % kWarp * 16;
-      asm volatile("" : "+l"(base_));  // else it is added up anew for each row
-    } else {
-      const std::int32_t some = __reduce_max_sync(kAllLanes, own);
-      rows_ = own == kNone ? max(some, 0) : own;
-      base_ = (some == kNone ? reinterpret_cast<const std::byte*>(kNothing) : pool) + gatherer() % kWarp * 16;
-    }
-  }
-  /// Starts to load the lane's of an entry.
-  __device__ __forceinline__ uint4 load(std::uint32_t entry) const {
-    return ptx::load(row_address(base_, slot_of(rows_, 0, entry), kFp8RowBytes));
-  }
-
- private:
-  const std::byte* base_ = nullptr;
-  std::int32_t rows_ = 0;
-};
-
-template <bool kWhole>
-class Gather<RowFormat::fp8_656, kWhole> {
- public:
-  __device__ __forceinline__ explicit Gather(const std::byte* pool) : pool_(pool) {}
-
-  /// Starts the loads of a half of the tile whose slots the lanes have.
-  __device__ __forceinline__ void start(std::int32_t slots, std::uint32_t half) {
-    const std::int32_t own = own_slot(slots, half);
-    start_scales(own);
-    if constexpr (!kWhole) {
-#pragma unroll
-      for (std::uint32_t i = 0; i < kRopeLoads; ++i) {
-        rope_[i] = ptx::load(rope_of(own, i));
-      }
-    }
-    const Latents<kWhole> latents(pool_, own);
-#pragma unroll
-    for (std::uint32_t i = 0; i < kWarpEntries; ++i) {
-      codes_[i] = latents.load(i);
-    }
-  }
-
   /// Waits for the loads; returns whether unpack() gets all of them right. Before there is a place for them: codes that
   /// are not looked at once they are unpacked leave their registers to what is stored next, which would wait until the
   /// stores before have read theirs. `nan`: some may be NaN.
@@ -145,66 +95,10 @@ class Gather<RowFormat::fp8_656, kWhole> {
     return __all_sync(kAllLanes, ((marks[0] | marks[1]) & kNanMarks) == 0U);
   }
 
-  /// Stores that half, its first row in the first atom at `to`. With kWhole it starts the loads of the next half, whose
-  /// slots are in `next`: of each row as soon as its registers are free.
-  __device__ __forceinline__ void store(bool usual, std::uint32_t to, std::int32_t slots, std::uint32_t half,
-                                        std::int32_t next) {
-    const std::uint32_t lane = gatherer() % kWarp;
-    const std::uint32_t first_entry = gatherer() / kWarp * kWarpEntries;
-    const std::uint32_t factors = unpack_factor(scales_);
-    const std::uint32_t rope = to + kRopeOffset + (first_entry + lane / 8) * 128 + ((lane % 8 ^ lane / 8) << 4);
-    Latents<kWhole> latents;  // of the next half
-    if constexpr (kWhole) {
-      const std::int32_t own = own_slot(slots, half);
-#pragma unroll
-      for (std::uint32_t i = 0; i < kRopeLoads; ++i) {
-        const std::int32_t slot = slot_of(own, 0, 4 * i + lane / 8);
-        const std::byte* from = row_address(pool_ + kFp8Scales + 16 + lane % 8 * 16, max(slot, 0), kFp8RowBytes);
-        ptx::copy_async((rope ^ i << 6) + i * 512, from, slot != kNone);
-      }
-      const std::int32_t coming = own_slot(next, half ^ 1U);
-      start_scales(coming);
-      latents = Latents<kWhole>(pool_, coming);
-    } else {
-#pragma unroll
-      for (std::uint32_t i = 0; i < kRopeLoads; ++i) {
-        ptx::store_shared((rope ^ i << 6) + i * 512, rope_[i]);
-      }
-    }
-    // A lane's 16 latents are chunks 2 (lane % 4) + {0, 1} of atom lane / 4: neighbouring atoms take turns.
-    const std::uint32_t turn = lane / 4 % 2;
-    const Order first(turn != 0);
-    const Order second(turn == 0);
-    const std::uint32_t place_of_latents =
-        to + first_entry * 128 + lane / 4 * kAtomBytes + ((lane & 3U) << 5 | turn << 4);
-#pragma unroll
-    for (std::uint32_t i = 0; i < kWarpEntries; ++i) {
-      const std::uint32_t factor = __shfl_sync(kAllLanes, factors, static_cast<int>(i), kWarpEntries);
-      const std::uint32_t place = place_of_latents ^ i << 4;  // the row's number ends with `i`
-      ptx::store_shared(place + i * 128, unpack(codes_[i], first, factor));
-      ptx::store_shared((place ^ 16U) + i * 128, unpack(codes_[i], second, factor));
-      if constexpr (kWhole) {
-        codes_[i] = latents.load(i);
-        if (i + 1 < kWarpEntries) {
-          __syncwarp();  // else the compiler gathers loads and addresses, for which there are no registers
-        }
-      }
-    }
-    if (!usual) {
-      __syncwarp();  // the right values come last
-      store_exactly(pool_, slots, half, to);
-    }
-  }
-
-  /// Waits until what was stored is there.
-  __device__ __forceinline__ void finish() const {
-    if constexpr (kWhole) {
-      ptx::wait_copies();
-    }
-  }
-
- private:
+ protected:
   static constexpr std::uint32_t kRopeLoads = kWarpEntries / 4;  ///< of four entries each
+
+  __device__ __forceinline__ explicit Fp8Rows(const std::byte* pool) : pool_(pool) {}
 
   /// Slot of the lane's entry of a half.
   static __device__ __forceinline__ std::int32_t own_slot(std::int32_t slots, std::uint32_t half) {
@@ -214,33 +108,116 @@ class Gather<RowFormat::fp8_656, kWhole> {
     const std::uint32_t group = gatherer() % kWarp / kWarpEntries;
     scales_ = *reinterpret_cast<const std::uint32_t*>(part(own, kFp8Scales) + group * 4);
   }
-  /// The lane's rope parts, of four entries at a time.
-  __device__ __forceinline__ const std::byte* rope_of(std::int32_t own, std::uint32_t i) const {
-    const std::uint32_t lane = gatherer() % kWarp;
-    return part(slot_of(own, 0, 4 * i + lane / 8), kFp8Scales + 16) + lane % 8 * 16;
-  }
   /// Part of a row; zeros if there is none.
   __device__ __forceinline__ const std::byte* part(std::int32_t slot, std::uint32_t offset) const {
     return slot == kNone ? reinterpret_cast<const std::byte*>(kNothing)
                          : row_address(pool_, slot, kFp8RowBytes) + offset;
   }
+  /// Where the lane's rope part of the first four entries goes, of a half at `to`; that of the others: rope_place.
+  static __device__ __forceinline__ std::uint32_t first_rope_place(std::uint32_t to) {
+    const std::uint32_t lane = gatherer() % kWarp;
+    const std::uint32_t entry = gatherer() / kWarp * kWarpEntries + lane / 8;
+    return to + kRopeOffset + entry * 128 + ((lane % 8 ^ lane / 8) << 4);
+  }
+  static __device__ __forceinline__ std::uint32_t rope_place(std::uint32_t first, std::uint32_t i) {
+    return (first ^ i << 6) + i * 512;
+  }
+
+  /// Unpacks latents to where they belong. A lane's 16 are chunks 2 (lane % 4) + {0, 1} of atom lane / 4: neighbouring
+  /// atoms take turns.
+  class Unpacking {
+   public:
+    /// Of a half at `to`, lanes having a scale each.
+    __device__ __forceinline__ Unpacking(std::uint32_t scales, std::uint32_t to)
+        : factors_(unpack_factor(scales)), first_(turn() != 0), second_(turn() == 0) {
+      const std::uint32_t lane = gatherer() % kWarp;
+      place_ = to + gatherer() / kWarp * kWarpEntries * 128 + lane / 4 * kAtomBytes + ((lane & 3U) << 5 | turn() << 4);
+    }
+    __device__ __forceinline__ void store(std::uint32_t i, const uint4& codes) const {
+      const std::uint32_t factor = __shfl_sync(kAllLanes, factors_, static_cast<int>(i), kWarpEntries);
+      const std::uint32_t place = place_ ^ i << 4;  // the row's number ends with `i`
+      ptx::store_shared(place + i * 128, unpack(codes, first_, factor));
+      ptx::store_shared((place ^ 16U) + i * 128, unpack(codes, second_, factor));
+    }
+
+   private:
+    static __device__ __forceinline__ std::uint32_t turn() { return gatherer() % kWarp / 4 % 2; }
+
+    std::uint32_t factors_;
+    Order first_;
+    Order second_;
+    std::uint32_t place_;
+  };
 
   const std::byte* pool_;
   uint4 codes_[kWarpEntries];
-  uint4 rope_[kWhole ? 1 : kRopeLoads];  ///< not with kWhole
-  std::uint32_t scales_;                 ///< lane l's is of entry l % 8, group l / 8
+  std::uint32_t scales_;  ///< lane l's is of entry l % 8, group l / 8
 };
 
 template <>
-class Gather<RowFormat::bf16_1152, false> {
+class Gather<RowFormat::fp8_656> : public Fp8Rows {
+ public:
+  __device__ __forceinline__ explicit Gather(const std::byte* pool) : Fp8Rows(pool) {}
+
+  /// Starts the loads of a half of the tile whose slots the lanes have.
+  __device__ __forceinline__ void start(std::int32_t slots, std::uint32_t half) {
+    const std::int32_t own = own_slot(slots, half);
+    start_scales(own);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kRopeLoads; ++i) {
+      rope_[i] = ptx::load(rope_of(own, i));
+    }
+    // Latents where there is no row are another's, to be taken times a scale of 0: one base for all takes fewer
+    // instructions than a choice for each.
+    const std::int32_t some = __reduce_max_sync(kAllLanes, own);
+    const std::int32_t rows = own == kNone ? max(some, 0) : own;
+    const std::byte* base =
+        (some == kNone ? reinterpret_cast<const std::byte*>(kNothing) : pool_) + gatherer() % kWarp * 16;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kWarpEntries; ++i) {
+      codes_[i] = ptx::load(row_address(base, slot_of(rows, 0, i), kFp8RowBytes));
+    }
+  }
+
+  /// Stores that half, its first row in the first atom at `to`.
+  __device__ __forceinline__ void store(bool usual, std::uint32_t to, std::int32_t slots, std::uint32_t half) {
+    const std::uint32_t rope = first_rope_place(to);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kRopeLoads; ++i) {
+      ptx::store_shared(rope_place(rope, i), rope_[i]);
+    }
+    const Unpacking unpacking(scales_, to);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kWarpEntries; ++i) {
+      unpacking.store(i, codes_[i]);
+    }
+    if (!usual) {
+      __syncwarp();  // the right values come last
+      store_exactly(pool_, slots, half, to);
+    }
+  }
+  /// Waits until what was stored is there.
+  __device__ __forceinline__ void finish() const {}
+
+ private:
+  /// The lane's rope parts, of four entries at a time.
+  __device__ __forceinline__ const std::byte* rope_of(std::int32_t own, std::uint32_t i) const {
+    const std::uint32_t lane = gatherer() % kWarp;
+    return part(slot_of(own, 0, 4 * i + lane / 8), kFp8Scales + 16) + lane % 8 * 16;
+  }
+
+  uint4 rope_[kRopeLoads];
+};
+
+template <>
+class Gather<RowFormat::bf16_1152> {
  public:
   __device__ __forceinline__ explicit Gather(const std::byte* pool) : pool_(pool) {}
 
   __device__ __forceinline__ void start(std::int32_t /*slots*/, std::uint32_t /*half*/) {}
   __device__ __forceinline__ bool usual(bool /*nan*/) const { return true; }
 
-  __device__ __forceinline__ void store(bool /*usual*/, std::uint32_t to, std::int32_t slots, std::uint32_t half,
-                                        std::int32_t /*next*/) {
+  __device__ __forceinline__ void store(bool /*usual*/, std::uint32_t to, std::int32_t slots, std::uint32_t half) {
     const std::uint32_t chunk = gatherer() % 8;  // eight lanes have a row
 #pragma unroll
     for (std::uint32_t i = 0; i < kWarpEntries; i += kWarp / 8) {

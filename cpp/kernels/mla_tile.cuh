@@ -37,6 +37,10 @@ inline constexpr int kConsumers = 2 * kGroup;  ///< warpgroups 0 and 1; the othe
 inline constexpr int kGatherers = 2 * kGroup;
 inline constexpr int kGatherWarps = kGatherers / kWarp;
 inline constexpr int kThreads = kConsumers + kGatherers;
+/// Arrivals at a half that is full: of the gathering warps and, where selections are one split (kWhole), of each
+/// thread's copies.
+template <bool kWhole>
+inline constexpr int kFullArrivals = kWhole ? kGatherWarps + kGatherers : kGatherWarps;
 /// Registers of a gatherer, and what is left for a consumer: FP8 rows go through registers, BF16 rows do not.
 template <RowFormat kFormat>
 inline constexpr int kGatherRegisters = kFormat == RowFormat::fp8_656 ? 64 : 48;

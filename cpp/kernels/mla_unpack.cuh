@@ -3,7 +3,8 @@
 // the low four bits of its exponent and the high three of its mantissa. That is the value times 2^-120, subnormals
 // included, so one multiplication by 2^120 x scale, a power of two, gives value x scale. Per pair of codes: a byte
 // permute, a shift, a mask and a multiplication; a quarter of that again to look for NaN, where there may be any
-// (nan_codes.cuh). What this gets wrong - NaN codes, scales from 2^8 on or with more bits than a bf16 has - is noticed
+// (nan_codes.cuh). The shift is a multiplication, too, which the unit does not do that has the permute and the mask: 1
+// % of attention. What this gets wrong - NaN codes, scales from 2^8 on or with more bits than a bf16 has - is noticed
 // and left to convert(), the definition.
 
 #include <cstdint>
@@ -41,7 +42,7 @@ struct Order {
 __device__ __forceinline__ std::uint32_t unpack_pair(std::uint32_t first, std::uint32_t last, std::uint32_t selector,
                                                      std::uint32_t factor) {
   // Shifted, a code's sign is in all of bits 11 to 15, of which 15 stays.
-  return ptx::multiply_bf16x2(ptx::permuted(first, last, selector) << 4 & 0x87F087F0U, factor);
+  return ptx::multiply_bf16x2(ptx::permuted(first, last, selector) * ptx::unknown(16) & 0x87F087F0U, factor);
 }
 /// Eight codes as bf16.
 __device__ __forceinline__ uint4 unpack(const uint4& codes, const Order& order, std::uint32_t factor) {

@@ -8,6 +8,7 @@
 #include "kernels/cuda_check.hpp"
 #include "kernels/mla_attend.cuh"
 #include "kernels/mla_gather.cuh"
+#include "kernels/mla_whole.cuh"
 #include "kernels/number_formats.hpp"
 
 namespace echo::mla_stages {
@@ -83,7 +84,7 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
   const Split split(p, work, 0);
   if (threadIdx.x == 0) {
     for (int half = 0; half < kHalves; ++half) {
-      shared.full[half].init(kGatherWarps);
+      shared.full[half].init(kFullArrivals<kWhole>);
       shared.empty[half].init(kConsumers / kWarp);
     }
     shared.stretch = work.deal.stretch(0);
@@ -91,7 +92,11 @@ __global__ __launch_bounds__(kThreads, 1) void run_stage(const __grid_constant__
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     ptx::give_registers<kGatherRegisters<kFormat>>();
-    gather<kFormat, kWhole>(p, work, split, shared.stretch, shared, errors);
+    if constexpr (kWhole) {
+      gather_whole(p, work, split, shared.stretch, shared, errors);
+    } else {
+      gather<kFormat>(p, work, split, shared.stretch, shared, errors);
+    }
   } else {
     ptx::take_registers<kConsumerRegisters<kFormat>>();
     const std::uint32_t group = __shfl_sync(kAllLanes, threadIdx.x / kGroup, 0);

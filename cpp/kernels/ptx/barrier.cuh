@@ -43,6 +43,10 @@ struct Mbarrier {
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
+  /// Arrives once the copies are there that this thread has started (copy_async): one of the `count`.
+  __device__ __forceinline__ void arrive_with_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(this)) : "memory");
+  }
   /// Arrives and announces bytes that a copy will bring.
   __device__ __forceinline__ void arrive_expecting(std::uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),

@@ -199,6 +199,9 @@ __device__ __forceinline__ std::uint32_t thread_anew() {
   return thread;
 }
 
+/// The same number, of which the compiler knows nothing: the blocks of a launch are one thread high.
+__device__ __forceinline__ std::uint32_t unknown(std::uint32_t number) { return number * blockDim.y; }
+
 /// 2^x.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y = 0.0F;
