@@ -4,7 +4,7 @@
 // those before the first key block is asked for take as long as memory does to bring it, and those of each key block
 // cost power that the memory then lacks where calls are long. What few calls need is out of line; no word goes with a
 // key block, as each warp counts along its thread block's part by itself.
-// Cost: some 140 instructions of a multiplying warp for 64 keys and 64 heads, 84 of them for the sum. To ask for a key
+// Cost: 135 instructions of a multiplying warp for 64 keys and 64 heads, 84 of them for the sum. To ask for a key
 // block takes a warp 350 cycles, as long as memory does: in long shares two warps take turns. In short ones the second
 // one loads queries, which come late behind keys that are asked for together.
 
@@ -38,17 +38,21 @@ __device__ __forceinline__ T agreed(T value) {
   return __reduce_max_sync(kAllLanes, value);
 }
 
-/// An address in shared memory, likewise. The compiler cannot see where it comes from, so it is not found anew.
-__device__ __forceinline__ std::uint32_t agreed_address(const void* pointer) {
-  std::uint32_t address = ptx::shared_address(pointer);
-  asm volatile("" : "+r"(address));
-  return __reduce_max_sync(kAllLanes, address);
+/// A value that the compiler keeps, since it cannot see where it comes from: it is not worked out anew in a loop.
+template <typename T>
+__device__ __forceinline__ T kept(T value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("" : "+r"(value));
+  } else {
+    asm volatile("" : "+l"(value));
+  }
+  return value;
 }
 
-/// What belongs to a lane alone, likewise.
-__device__ __forceinline__ std::uint32_t kept_address(std::uint32_t address) {
-  asm volatile("" : "+r"(address));
-  return address;
+/// An address in shared memory, both.
+__device__ __forceinline__ std::uint32_t agreed_address(const void* pointer) {
+  return agreed(kept(ptx::shared_address(pointer)));
 }
 
 /// Says that a position or a host block is none; a function of its own because nobody comes to it.
@@ -330,7 +334,7 @@ __device__ __forceinline__ void multiply_plain(const ScoreParams& p, EntryWalk<k
   const std::int32_t in_block = warp % kGroupWarps * 16 + lane_index() / 4 + lane_index() % 2 * 8;
   const std::uint32_t stage_keys = agreed_address(shared.keys);
   const std::uint32_t keys_word = ptx::k_major_word(stage_keys);
-  const std::uint32_t scales = kept_address(stage_keys + scale_byte(in_block));
+  const std::uint32_t scales = kept(stage_keys + scale_byte(in_block));
   const std::uint32_t there = agreed_address(shared.work);
   const std::uint32_t full = agreed_address(shared.full);
   const std::uint32_t empty = agreed_address(shared.empty);
@@ -347,13 +351,14 @@ __device__ __forceinline__ void multiply_plain(const ScoreParams& p, EntryWalk<k
     }
     LaneRows<kRows> rows{};
     rows.set(p, queries, 0, in_block);
-    const std::uint32_t queries_word = kept_address(ptx::k_major_word(ptx::shared_address(queries.codes)));
-    const std::int32_t count = walk.count();
+    const std::uint32_t queries_word = kept(ptx::k_major_word(ptx::shared_address(queries.codes)));
+    // Tokens from the first one of the run on.
+    const std::int32_t behind = kept(walk.count() * kTokensPerBlock);
     const std::int32_t limit = rows.limit[0] - walk.first() * kTokensPerBlock;
-    float* out = rows.out[0] + static_cast<std::int64_t>(walk.first() + skip) * kTokensPerBlock;
-    std::int32_t block = skip;
+    float* const out = kept(rows.out[0] + static_cast<std::int64_t>(walk.first()) * kTokensPerBlock);
+    std::int32_t token = skip * kTokensPerBlock;
 #pragma unroll 1
-    for (; block < count; block += kMultipliers) {
+    for (; token < behind; token += kNext) {
       ptx::MbarrierAt(full, place.stage).wait(place.parity);
       const auto stage = static_cast<std::uint32_t>(place.stage);
       const std::uint32_t key_operand = agreed(keys_word + stage * (kStageBytes / kDescribed));
@@ -385,13 +390,14 @@ __device__ __forceinline__ void multiply_plain(const ScoreParams& p, EntryWalk<k
       }
       sums[kRows - 1] = sum_heads<kHeads, 1>(dots[kRows - 1], weights + (kRows - 1) * kFours);
       const float score = sum_lanes(sums[0], sums[kRows - 1]) * scale;
-      if (block * kTokensPerBlock < limit && host_block != kNone) {
-        ptx::store_streaming(out, score);
+      if (token < limit && host_block != kNone) {
+        ptx::store_streaming(out + token, score);
       }
-      out += kNext;
-      place.advance(kMultipliers, shared.stages);
+      const std::int32_t wrapped = place.stage + kMultipliers - shared.stages;
+      place.parity ^= wrapped >= 0 ? 1U : 0U;
+      place.stage = wrapped >= 0 ? wrapped : place.stage + kMultipliers;
     }
-    skip = block - count;
+    skip = (token - behind) / kTokensPerBlock;
     const std::int32_t left = walk.queries();
     if (!walk.next()) {
       return;

@@ -9,10 +9,12 @@
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
 // to, a loader writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
 // (score_sift.cuh), and a loader lists rows for a few thread blocks that fetch them ahead (score_prefetch.cuh).
-// Cost: index keys read once per group of rows. A multiprocessor has room for 12 blocks (100 KB) and asks for one in
-// 400 to 470 cycles, so that about four are on their way; with many sessions memory waits for that.
-// H200, 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 6.9 for 1 x 100K, 48 for 13 x 100K, 223 for 64 x 100K;
-// with two rows per session 53 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
+// Calls that do none of that, with one or two rows of a session, take a kernel of their own: score_plain.cuh.
+// Cost: index keys read once per group of rows. A multiprocessor has room for 12 blocks (100 KB). To ask for one takes
+// a warp 400 to 470 cycles here, about as long as memory does to bring it, and 350 in score_plain, where two warps do.
+// H200, 64 heads, a row per session, score_plain: 3.9 us for 1 x 16K tokens, 6.5 for 1 x 100K, 45 for 13 x 100K, 222
+// for 64 x 100K; with two rows per session 50 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180
+// and 37.
 // docs/measurements/score.md has what each part takes.
 #include <algorithm>
 #include <cstdint>
