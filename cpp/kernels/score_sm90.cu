@@ -9,10 +9,12 @@
 // on query, weights and key alone: every score is the same arithmetic wherever its block is computed. Where it is asked
 // to, a loader writes the new tokens' keys (score_new_keys.cuh); the multiplying warps compare scores with bounds
 // (score_sift.cuh), and a loader lists rows for a few thread blocks that fetch them ahead (score_prefetch.cuh).
-// Cost: index keys read once per group of rows. A multiprocessor has room for 12 blocks (100 KB) and asks for one in
-// 400 to 470 cycles, so that about four are on their way; with many sessions memory waits for that.
-// H200, 64 heads, a row per session: 4.2 us for 1 x 16K tokens, 6.9 for 1 x 100K, 48 for 13 x 100K, 223 for 64 x 100K;
-// with two rows per session 53 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180 and 37.
+// Calls that do none of that, with one or two rows of a session, take a kernel of their own: score_plain.cuh.
+// Cost: index keys read once per group of rows. A multiprocessor has room for 12 blocks (100 KB). To ask for one takes
+// a warp 400 to 470 cycles here, about as long as memory does to bring it, and 350 in score_plain, where two warps do.
+// H200, 64 heads, a row per session, score_plain: 3.9 us for 1 x 16K tokens, 6.5 for 1 x 100K, 45 for 13 x 100K, 222
+// for 64 x 100K; with two rows per session 50 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180
+// and 37.
 // docs/measurements/score.md has what each part takes.
 #include <algorithm>
 #include <cstdint>
@@ -25,6 +27,7 @@
 #include "kernels/score_fetch.cuh"
 #include "kernels/score_multiply.cuh"
 #include "kernels/score_new_keys.cuh"
+#include "kernels/score_plain.cuh"
 #include "kernels/score_prefetch.cuh"
 #include "kernels/score_sm90.hpp"
 #include "kernels/score_stages.cuh"
@@ -110,6 +113,57 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
   }
 }
 
+/// Without new keys and sifting, and with the rows of a session in one product.
+template <int kHeads, int kRows>
+__global__ __launch_bounds__(kScoreThreads, 1) void score_plain(const __grid_constant__ CUtensorMap keys,
+                                                                const __grid_constant__ ScoreParams p,
+                                                                const __grid_constant__ EntryShares shares,
+                                                                const __grid_constant__ KernelErrorView errors) {
+  if constexpr (kHasCode) {
+    constexpr int kQueryBarrierMaker = kMultiplierWarps - 2;  // has fewest queries to load; the last one loads lengths
+    constexpr int kFirstLoads = (kRows * kHeads / kHeadsAtOnce + kMultiplierWarps - 1) / kMultiplierWarps;
+    const ScoreStages shared({.heads = kHeads, .group_rows = kRows, .sift_bytes = 0});
+    const int warp = agreed(warp_index());
+    if (warp < kFetcher) {
+      shared.make_stage_barriers(warp);
+      if (warp != kQueryBarrierMaker) {
+        announce(kBarriersMade, kScoreThreads);
+      }
+    } else if (warp == kFetcher && ptx::elect()) {
+      ptx::prefetch_map(keys);
+    }
+    __syncwarp();
+    wait_for_kernel_before();
+    let_next_kernel_begin();
+    EntryWalk<kRows> walk(p, shares, errors);
+    const int log_fetchers = kRows == 1 && walk.left() >= shares.long_share ? 1 : 0;
+    const int loaders = kLoaderWarps - log_fetchers;
+    if (warp == kQueryBarrierMaker) {
+      shared.make_query_barriers(static_cast<std::uint32_t>(loaders));
+      announce(kBarriersMade, kScoreThreads);
+    }
+    if (!walk.any()) {  // all of the thread block
+      if (warp >= kFetcher) {
+        join(kBarriersMade, kScoreThreads);
+      }
+      return;
+    }
+    if (warp == kFetcher || (warp == kLister && log_fetchers > 0)) {
+      // On their way while queries are loaded.
+      fetch_plain(keys, p, shares, walk, shared, errors, warp == kFetcher ? 0 : 1, log_fetchers);
+    } else if (warp > kFetcher) {
+      join(kBarriersMade, kScoreThreads);
+      load_further_queries<kHeads>(p, walk, warp - kFetcher - 1, loaders, shared, errors);
+    } else {
+      load_plain_queries<kHeads, kFirstLoads>(p, walk, warp, kMultiplierWarps, shared, errors);
+      meet(kStart, kMultiplierWarps * kWarp);
+      multiply_plain<kHeads>(p, walk, shared);
+    }
+  }
+}
+
+using PlainKernel = void (*)(CUtensorMap, ScoreParams, EntryShares, KernelErrorView);
+
 using Kernel = void (*)(CUtensorMap, ScoreParams, RowGroups, PrefetchQueue*, KernelErrorView);
 
 /// How products are cut: heads are filled up to a number, columns are rows x heads, and `one` product may do for all
@@ -139,6 +193,12 @@ Kernel kernel_of(const ProductShape& product) {
   return product.columns == 64 ? score_sm90<64, 64, true, kSift>
          : product.one         ? score_sm90<64, kWidest, true, kSift>
                                : score_sm90<64, kWidest, false, kSift>;
+}
+
+PlainKernel plain_kernel_of(std::int32_t heads, std::int32_t rows) {
+  return heads == 32 ? rows == 1 ? score_plain<32, 1> : score_plain<32, 2>
+         : rows == 1 ? score_plain<64, 1>
+                     : score_plain<64, 2>;
 }
 
 std::int32_t divided_up(std::int32_t value, std::int32_t by) { return (value + by - 1) / by; }
@@ -185,6 +245,18 @@ void require_countable(const ScoreParams& params, const RowGroups& groups) {
   }
 }
 
+EntryShares shares_of(const ScoreParams& params, const RowGroups& groups) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t tokens =
+      std::min({params.score_stride, std::int64_t{params.step.table_stride} * kTokensPerBlock, kMost});
+  return {.first_entry = groups.first_entry,
+          .count = groups.count,
+          .part = groups.parts.share,
+          .limit = static_cast<std::uint32_t>(tokens),
+          .host_blocks = static_cast<std::uint32_t>(std::min(params.layer.host_rows / kTokensPerBlock, kMost)),
+          .long_share = groups.count <= groups.parts.blocks ? kLongShare : std::numeric_limits<std::int32_t>::max()};
+}
+
 }  // namespace
 
 bool prepare_score_sm90(const ShapeView& shape, int device) {
@@ -203,6 +275,10 @@ bool prepare_score_sm90(const ShapeView& shape, int device) {
   }
   for (const std::int32_t rows : {1, 2, 3}) {
     const ProductShape product = product_of(padded_heads(shape.index_heads), rows);
+    if (product.one) {
+      ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(plain_kernel_of(product.heads, rows)),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    }
     for (const Kernel kernel : {kernel_of<false>(product), kernel_of<true>(product)}) {
       ECHO_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                            cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
@@ -222,6 +298,11 @@ void launch_score_sm90(const ScoreParams& params, PrefetchQueue* queue, const La
   const ProductShape product = product_of(padded_heads(params.shape.index_heads), rows);
   const RowGroups groups = groups_of(params, product, rows, context.multiprocessors);
   require_countable(params, groups);
+  if (params.sift.rows == nullptr && params.index_key == nullptr && product.one) {
+    return launch_early(context, plain_kernel_of(product.heads, rows), static_cast<unsigned>(context.multiprocessors),
+                        kScoreThreads, kSharedBytes, index_key_map(params.layer), params, shares_of(params, groups),
+                        context.errors);
+  }
   const Kernel kernel = params.sift.rows != nullptr ? kernel_of<true>(product) : kernel_of<false>(product);
   launch_early(context, kernel, static_cast<unsigned>(context.multiprocessors), kScoreThreads, kSharedBytes,
                index_key_map(params.layer), params, groups, queue, context.errors);

@@ -148,6 +148,30 @@ struct ScoreStages {
             rows + 2, rows};
   }
 
+  /// Those of the stages where nobody writes new keys, by the multiplying warps, a stage's each.
+  __device__ void make_stage_barriers(int warp) const {
+    static_assert(kMostStages <= kMultiplierWarps);
+    if (ptx::elect()) {
+      if (warp < stages) {
+        full[warp].init(1);
+        empty[warp].init(kGroupWarps);
+      }
+      ptx::fence_mbarrier_init();
+      ptx::fence_proxy_async();
+    }
+    __syncwarp();
+  }
+  /// Those of the queries there, which so many warps load; by a warp.
+  __device__ void make_query_barriers(std::uint32_t loaders) const {
+    if (ptx::elect()) {
+#pragma unroll
+      for (int buffer = 0; buffer < kBuffers; ++buffer) {
+        queries_full[buffer].init(loaders);
+        queries_empty[buffer].init(kMultiplierWarps);
+      }
+    }
+    __syncwarp();
+  }
   /// By `warps` warps together, each a few: a warp makes one after the other.
   __device__ void make_barriers(int warp, int warps) const {
     if (ptx::elect()) {

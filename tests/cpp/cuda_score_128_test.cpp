@@ -242,9 +242,10 @@ TEST_F(CudaScore128, BitsDependOnQueryAndKeyAlone) {
   }
 }
 
-/// Thread blocks of 132 have more than a hundred key blocks each.
+/// Thread blocks of 132 have more than a hundred key blocks each; sessions have an odd number of them, so that the two
+/// warps that ask for them in turns begin a session either way.
 TEST_F(CudaScore128, BitsAreTheSameInLongShares) {
-  constexpr std::int32_t kLength = 16'000;
+  constexpr std::int32_t kLength = 251 * 64;
   const auto scores_of = [](std::int32_t batch, std::int32_t query_rows, const std::vector<float>* alone) {
     const Sizes sizes{.batch = batch, .query_rows = query_rows, .table_stride = kLength / 64};
     const BlockView rows{.first = 0, .count = sizes.rows(), .tick_offset = 0};
@@ -252,6 +253,7 @@ TEST_F(CudaScore128, BitsAreTheSameInLongShares) {
   };
   const auto alone = scores_of(1, 1, nullptr);
   scores_of(64, 1, &alone);
+  scores_of(70, 1, &alone);
   scores_of(64, 2, &alone);
 }
 

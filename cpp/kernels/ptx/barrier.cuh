@@ -18,18 +18,18 @@ __device__ __forceinline__ std::uint32_t remote_address(std::uint32_t address, s
   return remote;
 }
 
-/// Returns what a waiting instruction says of the phase of `parity`.
-#define ECHO_PHASE_COMPLETED(instruction)      \
-  std::uint32_t done = 0;                      \
-  asm volatile(                                \
-      "{\n"                                    \
-      ".reg .pred p;\n" instruction            \
-      ".shared::cta.b64 p, [%1], %2;\n"        \
-      "selp.u32 %0, 1, 0, p;\n"                \
-      "}"                                      \
-      : "=r"(done)                             \
-      : "r"(shared_address(this)), "r"(parity) \
-      : "memory");                             \
+/// Returns what a waiting instruction says of the phase of `parity` of the barrier at an address.
+#define ECHO_PHASE_COMPLETED(instruction, address) \
+  std::uint32_t done = 0;                          \
+  asm volatile(                                    \
+      "{\n"                                        \
+      ".reg .pred p;\n" instruction                \
+      ".shared::cta.b64 p, [%1], %2;\n"            \
+      "selp.u32 %0, 1, 0, p;\n"                    \
+      "}"                                          \
+      : "=r"(done)                                 \
+      : "r"(address), "r"(parity)                  \
+      : "memory");                                 \
   return done != 0
 
 /// A phase completes when `count` arrivals and all bytes that were announced have come; then the next one begins.
@@ -74,13 +74,38 @@ struct Mbarrier {
 
  private:
   __device__ __forceinline__ bool try_wait(std::uint32_t parity) {
-    ECHO_PHASE_COMPLETED("mbarrier.try_wait.parity.acquire.cta");
+    ECHO_PHASE_COMPLETED("mbarrier.try_wait.parity.acquire.cta", shared_address(this));
   }
   __device__ __forceinline__ bool try_wait_cluster(std::uint32_t parity) {
-    ECHO_PHASE_COMPLETED("mbarrier.try_wait.parity.acquire.cluster");
+    ECHO_PHASE_COMPLETED("mbarrier.try_wait.parity.acquire.cluster", shared_address(this));
   }
 };
 static_assert(sizeof(Mbarrier) == 8);
+
+/// A barrier in arrays of them, by its address: nothing has to be worked out anew in a short loop.
+struct MbarrierAt {
+  std::uint32_t address;
+
+  __device__ __forceinline__ MbarrierAt(std::uint32_t first, std::int32_t index)
+      : address(first + static_cast<std::uint32_t>(index) * static_cast<std::uint32_t>(sizeof(Mbarrier))) {}
+
+  __device__ __forceinline__ void arrive() const {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+  }
+  __device__ __forceinline__ void arrive_expecting(std::uint32_t bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ void wait(std::uint32_t parity) const {
+    while (!try_wait(parity)) {
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool try_wait(std::uint32_t parity) const {
+    ECHO_PHASE_COMPLETED("mbarrier.try_wait.parity.acquire.cta", address);
+  }
+};
 #undef ECHO_PHASE_COMPLETED
 
 /// Makes freshly initialised mbarriers visible to the other blocks of the cluster; to the copy engine, with

@@ -115,6 +115,13 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+/// A word of shared memory.
+__device__ __forceinline__ std::uint32_t load_shared(std::uint32_t address) {
+  std::uint32_t value = 0;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 /// A word of shared memory that another warp of the block writes, as it is now.
 __device__ __forceinline__ std::int32_t load_shared_volatile(std::uint32_t address) {
   std::int32_t value = 0;

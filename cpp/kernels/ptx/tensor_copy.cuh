@@ -47,5 +47,14 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, std::
       "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
 }
+/// The same, by addresses in shared memory.
+__device__ __forceinline__ void copy_box(std::uint32_t to, const CUtensorMap& map, std::int32_t x, std::int32_t y,
+                                         std::int32_t z, MbarrierAt barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(x), "r"(y), "r"(z), "r"(barrier.address), "l"(policy)
+      : "memory");
+}
 
 }  // namespace echo::ptx

@@ -47,6 +47,13 @@ __device__ __forceinline__ std::uint64_t worked_out_here(std::uint64_t descripto
   asm volatile("" : "+l"(descriptor));
   return descriptor;
 }
+/// The word of k_major that depends on the address; n bytes further on it is n / 16 more. And the whole of it.
+__device__ __forceinline__ std::uint32_t k_major_word(std::uint32_t address) {
+  return static_cast<std::uint32_t>(k_major(address));
+}
+__device__ __forceinline__ std::uint64_t k_major_of(std::uint32_t word) {
+  return (k_major(0) & 0xFFFFFFFF00000000ULL) | word;
+}
 /// The operand `bytes` further on.
 __device__ __forceinline__ std::uint64_t advanced(std::uint64_t descriptor, std::uint32_t bytes) {
   return descriptor + (bytes >> 4);
