@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/params.hpp"
+#include "kernels/ptx/copy.cuh"
 #include "kernels/step_rows.cuh"
 #include "kernels/warp.cuh"
 
@@ -119,11 +120,13 @@ class GroupWalk {
       : p_(p), groups_(groups), errors_(errors) {
     const auto all = static_cast<std::int32_t>(gridDim.x);
     const bool may_prefetch = groups.with_some.blocks != all;
-    std::int32_t without = 0;  // ticks since rows were missing
+    std::int32_t tick = 0;
+    std::int32_t missed = 0;
     std::int32_t expected = 0;
-    if (may_prefetch) {
-      without = *p.step.tick + p.block.tick_offset - p.layer.replacement->missed;
-      expected = p.layer.replacement->expected;
+    if (may_prefetch) {  // on their way together with positions; short calls do not wait for them
+      tick = ptx::load_ahead(p.step.tick);
+      missed = ptx::load_ahead(&p.layer.replacement->missed);
+      expected = ptx::load_ahead(&p.layer.replacement->expected);
     }
     if (groups.count <= kWarp) {
       blocks_ = blocks_of(p, groups, errors, lane_index());
@@ -134,11 +137,13 @@ class GroupWalk {
     }
     total_ = add_up();
     parts_ = groups.parts;
-    if (may_prefetch && total_ >= groups.enough && without <= kExpectMisses) {
-      const auto scorers = static_cast<std::uint32_t>(groups.with_some.blocks);
-      much_missing_ =
-          static_cast<std::uint32_t>(expected) * scorers > static_cast<std::uint32_t>(kMuchMissing) * total_;
-      parts_ = much_missing_ ? groups.with_more : groups.with_some;
+    if (may_prefetch && total_ >= groups.enough) {
+      if (tick + p.block.tick_offset - missed <= kExpectMisses) {
+        const auto scorers = static_cast<std::uint32_t>(groups.with_some.blocks);
+        much_missing_ =
+            static_cast<std::uint32_t>(expected) * scorers > static_cast<std::uint32_t>(kMuchMissing) * total_;
+        parts_ = much_missing_ ? groups.with_more : groups.with_some;
+      }
     }
     if (groups.count <= kWarp && total_ >= static_cast<std::uint32_t>(kSwitchShare * all)) {
       const unsigned there = __ballot_sync(kAllLanes, blocks_ > 0);

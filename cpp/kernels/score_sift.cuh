@@ -68,12 +68,13 @@ struct PendingTokens {
   std::int32_t rows[kPlaces];  ///< of the row block
 };
 
-/// With more rows in a group queries need more of shared memory.
-ECHO_HOST_DEVICE constexpr int pending_places(bool one) { return one ? 96 : 64; }
-ECHO_HOST_DEVICE constexpr std::int32_t sift_bytes(bool one) {
-  const std::size_t pending =
-      one ? sizeof(PendingTokens<pending_places(true)>) : sizeof(PendingTokens<pending_places(false)>);
-  return static_cast<std::int32_t>((sizeof(SiftMemory) + kMultiplierWarps * pending + 15) / 16 * 16);
+/// How many a warp has places for, where products have so many rows, and `one` may do for a group. With more rows in a
+/// group queries need more of shared memory; with one there is room for all that most warps find in a share.
+ECHO_HOST_DEVICE constexpr int pending_places(int rows, bool one) { return one ? (rows == 1 ? 256 : 96) : 64; }
+template <int kRows, bool kOne>
+ECHO_HOST_DEVICE constexpr std::int32_t sift_bytes() {
+  constexpr std::size_t kBytes = sizeof(PendingTokens<pending_places(kRows, kOne)>);
+  return static_cast<std::int32_t>((sizeof(SiftMemory) + kMultiplierWarps * kBytes + 15) / 16 * 16);
 }
 
 __device__ inline SiftMemory& sift_memory(const ScoreStages& shared) {
@@ -128,7 +129,8 @@ __device__ inline void put_bounds(const ScoreParams& p, const Run& run, const Ru
 template <int kRows, bool kOne>
 class LaneSift {
   static constexpr int kPairs = (kRows + 1) / 2;
-  static constexpr int kPlaces = pending_places(kOne);
+  static constexpr int kPlaces = pending_places(kRows, kOne);
+  static constexpr bool kOneRow = kOne && kRows == 1;  ///< of each group: pending tokens of a row stand together
 
  public:
   __device__ LaneSift(const ScoreParams& p, const ScoreStages& shared, int warp)
@@ -169,7 +171,14 @@ class LaneSift {
     }
   }
   /// When the share is done.
-  __device__ void finish() { list_pending<kPlaces / kWarp>(); }
+  __device__ void finish() {
+    if constexpr (kOneRow) {
+      const std::int32_t from = list_rows(first_row_);
+      list_row(first_row_, from, count_ - from);
+    } else {
+      list_pending<kPlaces / kWarp>();
+    }
+  }
 
  private:
   /// Within the group.
@@ -177,7 +186,11 @@ class LaneSift {
 
   __device__ void take(unsigned lanes, bool passes, float score, std::int32_t position, std::int32_t row) {
     if (count_ > kPlaces - kWarp) [[unlikely]] {
-      list_pending<1>();  // short code: it lies in the loop over key blocks
+      if constexpr (kOneRow) {  // short code: it lies in the loop over key blocks
+        list_rows(kNone);
+      } else {
+        list_pending<1>();
+      }
     }
     if (passes) {
       const std::int32_t place = count_ + rank_in(lanes);
@@ -205,6 +218,11 @@ class LaneSift {
   /// Lists what is pending, so many of a lane at once.
   template <int kTogether>
   __device__ void list_pending();
+  /// With kOneRow, lists what is pending up to the tokens of a row, and returns where these begin: with one atomic
+  /// operation for each row.
+  __device__ std::int32_t list_rows(std::int32_t up_to);
+  /// Lists pending tokens [from, from + tokens), all of a row.
+  __device__ void list_row(std::int32_t row, std::int32_t from, std::int32_t tokens) const;
 
   const ScoreParams& p_;
   SiftMemory& memory_;
@@ -250,6 +268,44 @@ __device__ void LaneSift<kRows, kOne>::list_pending() {
   }
   __syncwarp();
   count_ = 0;
+}
+
+template <int kRows, bool kOne>
+__device__ void LaneSift<kRows, kOne>::list_row(std::int32_t row, std::int32_t from, std::int32_t tokens) const {
+  std::int32_t place = lane_index() == 0 && tokens > 0 ? atomicAdd(&p_.sift.rows[row].found, tokens) : 0;
+  place = __shfl_sync(kAllLanes, place, 0);
+  ScoredToken* list = p_.sift.tokens + static_cast<std::int64_t>(row) * p_.sift.capacity + place;
+#pragma unroll 1
+  for (std::int32_t i = 0; i < tokens; i += kWarp) {
+    const std::int32_t own = i + lane_index();
+    if (own < tokens && place + own < p_.sift.capacity) {
+      list[own] = pending_.tokens[from + own];
+    }
+  }
+}
+
+template <int kRows, bool kOne>
+__device__ std::int32_t LaneSift<kRows, kOne>::list_rows(std::int32_t up_to) {
+  __syncwarp();
+  std::int32_t from = 0;
+#pragma unroll 1
+  while (from < count_) {
+    const std::int32_t row = pending_.rows[from];
+    if (row == up_to) {
+      return from;
+    }
+    std::int32_t tokens = 0;
+#pragma unroll 1
+    for (std::int32_t i = 0; i < count_ - from; i += kWarp) {
+      const std::int32_t at = from + i + lane_index();
+      tokens += __popc(__ballot_sync(kAllLanes, at < count_ && pending_.rows[at] == row));
+    }
+    list_row(row, from, tokens);
+    from += tokens;
+  }
+  __syncwarp();
+  count_ = 0;
+  return 0;
 }
 
 }  // namespace echo

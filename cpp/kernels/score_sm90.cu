@@ -50,7 +50,8 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
                                                                PrefetchQueue* queue,
                                                                const __grid_constant__ KernelErrorView errors) {
   if constexpr (kHasCode) {
-    const ScoreStages shared({.heads = kHeads, .group_rows = groups.rows, .sift_bytes = kSift ? sift_bytes(kOne) : 0});
+    const ScoreStages shared(
+        {.heads = kHeads, .group_rows = groups.rows, .sift_bytes = kSift ? sift_bytes<kColumns / kHeads, kOne>() : 0});
     const int warp = __shfl_sync(kAllLanes, warp_index(), 0);  // the compiler then knows that lanes agree
     if (warp == kFetcher) {
       if (ptx::elect()) {
@@ -63,6 +64,9 @@ __global__ __launch_bounds__(kScoreThreads, 1) void score_sm90(const __grid_cons
     } else if (warp < kFetcher) {
       shared.make_barriers(warp, kMultiplierWarps);
       announce(kBarriersMade, kScoreThreads);
+    }
+    if (kSift && warp == kLister && lane_index() == 0 && p.sift.prefetch_cap > 0.0F) {
+      ptx::prefetch(&p.layer.replacement->missed);
     }
     wait_for_kernel_before();
     let_next_kernel_begin();

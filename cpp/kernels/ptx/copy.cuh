@@ -67,6 +67,13 @@ __device__ __forceinline__ std::int32_t load_word(const void* address) {
   return value;
 }
 
+/// A word of global memory. The load stays where it is written, also where few of those that come by use the value.
+__device__ __forceinline__ std::int32_t load_ahead(const std::int32_t* address) {
+  std::int32_t value = 0;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
 /// 16 bytes to global memory.
 __device__ __forceinline__ void store(void* address, float x, float y, float z, float w) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
