@@ -7,11 +7,10 @@
 // over as it is (mla_stretch.hpp, mla_hand_over.cuh), and blocks meet (mla_meet.cuh) while the rows and queries of
 // their next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many teams
 // there are. Where selections are one split, blocks have so many halves in a row that FP8 rows are loaded otherwise
-// (mla_whole.cuh) and references told earlier (mla_attend.cuh): kWhole, with the same bits. With fewer halves that takes
-// longer.
-// Cost, FP8 rows on an H200: 420 TFLOP/s with 64 query rows of 128 heads, 410 with 102. A tile takes some 9,200 cycles,
-// 8,300 with kWhole: gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the tensor cores 4,352,
-// shared memory 6,000. An item takes 7,400 to 8,600 more to leave its sums, tell and combine.
+// (mla_whole.cuh) and references told earlier (mla_attend.cuh): kWhole, with the same bits. With fewer halves that
+// takes longer. Cost, FP8 rows on an H200: 420 TFLOP/s with 64 query rows of 128 heads, 410 with 102. A tile takes some
+// 9,200 cycles, 8,300 or less with kWhole: gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the
+// tensor cores 4,352, shared memory 6,000. An item takes 7,400 to 8,600 more to leave its sums, tell and combine.
 // docs/measurements/attention.md has the parts. 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16
 // rows), 217 KB of shared memory: one block per multiprocessor.
 //
@@ -89,8 +88,7 @@ Kernel kernel_of(RowFormat format, bool whole) {
   }
   return whole ? attend_sm90<RowFormat::fp8_656, kTeams, true> : attend_sm90<RowFormat::fp8_656, kTeams, false>;
 }
-/// `whole`: a selection is one split. Only gathering and the telling of references are compiled for it; with the number
-/// of splits constant everywhere the compiler orders the gathering loop worse, and a call takes 3 % longer.
+/// `whole`: a selection is one split. Gathering and what consumers do with a half are compiled for it.
 Kernel kernel_for(RowFormat format, Teams teams, bool whole) {
   return teams == Teams::once ? kernel_of<Teams::once>(format, whole) : kernel_of<Teams::deal>(format, whole);
 }
