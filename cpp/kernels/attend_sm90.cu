@@ -8,9 +8,10 @@
 // their next item arrive. Splits are places of the selection: bits depend neither on the batch nor on how many teams
 // there are. Where selections are one split, blocks have so many halves in a row that FP8 rows are loaded otherwise
 // (mla_whole.cuh) and references told earlier (mla_attend.cuh): kWhole, with the same bits. With fewer halves that
-// takes longer. Cost, FP8 rows on an H200: 420 TFLOP/s with 64 query rows of 128 heads, 410 with 102. A tile takes some
-// 9,200 cycles, 8,300 or less with kWhole: gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the
-// tensor cores 4,352, shared memory 6,000. An item takes 7,400 to 8,600 more to leave its sums, tell and combine.
+// takes longer.
+// Cost, FP8 rows on an H200: 445 TFLOP/s with 64 query rows of 128 heads, 438 with 102. A tile takes some 9,200 cycles,
+// 8,300 or less with kWhole: gathering alone 60 % of that, logits, softmax and outputs alone 75 %, the tensor cores
+// 4,352, shared memory 6,000. An item takes 7,400 to 8,600 more to leave its sums, tell and combine.
 // docs/measurements/attention.md has the parts. 192 registers for a consumer, 64 for a gatherer (208 and 48 with BF16
 // rows), 217 KB of shared memory: one block per multiprocessor.
 //
