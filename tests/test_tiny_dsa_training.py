@@ -40,7 +40,7 @@ def random_model(config: Any, seed: int) -> model.TinyDsa:
 @pytest.mark.parametrize("top_k", [16, 40, 100, 1000])
 @pytest.mark.parametrize("make_config", [model.micro_config, model.tiny_config])
 def test_logits_are_those_of_transformers(make_config: Any, top_k: int) -> None:
-    """In double: else sums that a processor adds in another order decide which of two nearly equal tokens is selected."""
+    """In double: else the order in which a processor adds up decides which of two nearly equal tokens is selected."""
     config = make_config(128)
     config.index_topk = top_k
     ours = random_model(config, seed=top_k).double()
