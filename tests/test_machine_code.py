@@ -55,12 +55,14 @@ def kernels(option: str, name: str) -> dict[str, str]:
     return found
 
 
-def test_scores_come_from_tensor_cores() -> None:
-    """FP8 products by warpgroups, keys by the copy engine."""
-    for function, code in kernels("-sass", "score_sm90").items():
-        (columns,) = re.findall(r"score_sm90ILi\d+ELi(\d+)E", function)
+@pytest.mark.parametrize("name", ["score_sm90", "score_plain"])
+def test_scores_come_from_tensor_cores(name: str) -> None:
+    """FP8 products by warpgroups, keys by the copy engine. score_plain has a product for each of its rows."""
+    for function, code in kernels("-sass", f"{name}ILi").items():
+        ((heads, wide),) = re.findall(name + r"ILi(\d+)ELi(\d+)E", function)
+        columns, rows = (heads, int(wide)) if name == "score_plain" else (wide, 1)
         products = re.findall(r"QGMMA\.(\S+)", code)
-        assert products == [f"64x{columns}x32.F32.E4M3.E4M3"] * 4, function
+        assert products == [f"64x{columns}x32.F32.E4M3.E4M3"] * (4 * rows), function
         assert "UTMALDG.3D" in code, function
 
 
@@ -70,7 +72,10 @@ def test_attention_runs_on_tensor_cores() -> None:
         assert len(re.findall(r"\bHGMMA\.", code)) >= 52, function
 
 
-@pytest.mark.parametrize(("name", "threads"), [("score_sm90", 512), ("attend_sm90", 512), ("select_cluster", 1024)])
+@pytest.mark.parametrize(
+    ("name", "threads"),
+    [("score_sm90ILi", 512), ("score_plainILi", 512), ("attend_sm90", 512), ("select_cluster", 1024)],
+)
 def test_nothing_spills(name: str, threads: int) -> None:
     """Nothing in local memory, and registers for all threads of a block."""
     for function, code in kernels("-sass", name).items():
