@@ -51,6 +51,19 @@ def test_links_lead_where_they_led(tmp_path: Path) -> None:
         assert link.is_symlink() and (tmp_path / "there" / "file").read_text() == text
 
 
+def test_who_may_read_and_write_a_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.write_text(path, "old")
+    path.chmod(0o600)
+    files.write_text(path, "new")
+    assert path.stat().st_mode & 0o777 == 0o600 and path.read_text() == "new"
+    path.chmod(0o400)
+    if not os.access(path, os.W_OK):  # root may write to it
+        with pytest.raises(PermissionError):
+            files.write_text(path, "newer")
+        assert path.read_text() == "new"
+
+
 def test_what_is_no_file_is_written_to() -> None:
     files.write_text("/dev/null", "text")
     assert Path("/dev/null").is_char_device()

@@ -3,8 +3,8 @@
 // the low four bits of its exponent and the high three of its mantissa. That is the value times 2^-120, subnormals
 // included, so one multiplication by 2^120 x scale, a power of two, gives value x scale. Per pair of codes: a byte
 // permute, a shift, a mask and a multiplication; a quarter of that again to look for NaN, where there may be any
-// (nan_codes.cuh). The shift is a multiplication, too, which the unit does not do that has the permute and the mask: 1
-// % of attention. What this gets wrong - NaN codes, scales from 2^8 on or with more bits than a bf16 has - is noticed
+// (nan_codes.cuh). The shift is a multiplication, too, by another unit than that of the permute and the mask: attention
+// takes 1 % less. What this gets wrong - NaN codes, scales from 2^8 on or with more bits than a bf16 has - is noticed
 // and left to convert(), the definition.
 
 #include <cstdint>

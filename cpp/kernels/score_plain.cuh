@@ -2,8 +2,8 @@
 // Score on Hopper where it neither writes new keys nor sifts, and the rows of a session fit in one product. What
 // score_groups.cuh, score_runs.cuh, score_fetch.cuh and score_multiply.cuh do, with as few instructions as possible:
 // those before the first key block is asked for take as long as memory does to bring it, and those of each key block
-// cost power that the memory then lacks where calls are long. What few calls need is out of line; no word goes with a
-// key block, as each warp counts along its thread block's part by itself.
+// cost power that the memory then lacks where calls are long. What few calls need is out of line; with a key block goes
+// one word, where it lies or that it lies nowhere, as each warp counts along its thread block's part by itself.
 // Cost: 135 instructions of a multiplying warp for 64 keys and 64 heads, 84 of them for the sum. To ask for a key
 // block takes a warp 350 cycles, as long as memory does: in long shares two warps take turns. In short ones the second
 // one loads queries, which come late behind keys that are asked for together.

@@ -12,7 +12,7 @@
 // Calls that do none of that, with one or two rows of a session, take a kernel of their own: score_plain.cuh.
 // Cost: index keys read once per group of rows. A multiprocessor has room for 12 blocks (100 KB). To ask for one takes
 // a warp 400 to 470 cycles here, about as long as memory does to bring it, and 350 in score_plain, where two warps do.
-// H200, 64 heads, a row per session, score_plain: 3.9 us for 1 x 16K tokens, 6.5 for 1 x 100K, 45 for 13 x 100K, 222
+// H200, 64 heads, a row per session, score_plain: 3.9 us for 1 x 16K tokens, 6.5 for 1 x 100K, 45 for 13 x 100K, 224
 // for 64 x 100K; with two rows per session 50 for 13 x 100K; the memory's datasheet speed would allow 0.5, 2.8, 37, 180
 // and 37.
 // docs/measurements/score.md has what each part takes.

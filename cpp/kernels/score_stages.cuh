@@ -108,7 +108,7 @@ struct ScoreStages {
   std::byte* weights;            ///< [kBuffers, weight_bytes]
   std::byte* lengths;            ///< [kBuffers, length_bytes]
   std::byte* sift;               ///< [sift_bytes]
-  StageWork* work;               ///< [stages]
+  StageWork* work;               ///< [stages]; score_plain has host blocks there, a word each
   ptx::Mbarrier* full;           ///< [stages] the keys and what to do are there
   ptx::Mbarrier* empty;          ///< [stages] a warpgroup has read them
   ptx::Mbarrier* queries_full;   ///< [kBuffers]
