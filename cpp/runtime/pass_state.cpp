@@ -150,8 +150,9 @@ void ForwardPass::State::check_attend(const Array& q, float scale, const Array& 
   require_array("out", out, {DType::f32, DType::bf16}, {step.rows, shape.query_heads, shape.latent_dim});
   require_aligned("q", q, backend.attend_alignment());
   require_aligned("out", out, backend.attend_alignment());
-  if (!std::isfinite(scale)) {
-    throw InvalidArgument("scale: " + std::to_string(scale) + " given, expected a finite number");
+  constexpr float kLog2OfE = 1.44269504F;  // kernels take weights as powers of two
+  if (!std::isfinite(scale * kLog2OfE)) {
+    throw InvalidArgument("scale: " + std::to_string(scale) + " given, expected a finite number below 2.3e38");
   }
 }
 

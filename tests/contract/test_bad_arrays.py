@@ -159,7 +159,7 @@ def test_bad_layers_blocks_and_positions_are_refused(make_rig, device):
                     call(p, verb, number, good)
         with pytest.raises(echo.InvalidArgument, match="^layer: 7"):
             p.select(7)
-        for scale in (math.nan, math.inf, -math.inf, 1e300):
+        for scale in (math.nan, math.inf, -math.inf, 1e300, 3e38, -3e38):
             with pytest.raises(echo.InvalidArgument, match="^scale: .* given, expected a finite number"):
                 p.attend(layer, good["q"], scale, good["out"])
             given = {name: good[name] for name in ARGUMENTS["attention"]}
